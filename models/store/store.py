@@ -175,16 +175,27 @@ class Store:
             ) from error
 
     def names(self) -> list[str]:
-        """Every model that has at least one version, in order."""
+        """Every model that has at least one version, or whose folder cannot be listed, in order."""
         if not self._models.is_dir():
             return []
-        return sorted(p.name for p in self._models.iterdir() if self.numbers(p.name))
+        return sorted(p.name for p in self._models.iterdir() if self._is_there(p.name))
+
+    def _is_there(self, name: str) -> bool:
+        with suppress(DamagedFile):
+            return bool(self.numbers(name))
+        return True  # one folder that cannot be listed hides no other model
 
     def numbers(self, name: str) -> list[int]:
-        """The version numbers of a model, rising; empty where there is no such model, also for what is no name."""
+        """The version numbers of a model, rising; empty where there is no such model, also for what is no name. Raises
+        DamagedFile where its folder cannot be listed."""
         if NAME.fullmatch(name) is None or not (folder := self._folder(name)).is_dir():
             return []
-        return sorted(int(p.name) for p in folder.iterdir() if _NUMBER.fullmatch(p.name) and p.is_dir())
+        try:
+            return sorted(int(p.name) for p in folder.iterdir() if _NUMBER.fullmatch(p.name) and p.is_dir())
+        except FileNotFoundError:  # it was deleted meanwhile
+            return []
+        except OSError as error:
+            raise DamagedFile(f"{folder} cannot be listed ({error.strerror}); {restored(error)}") from error
 
     def known(self, name: str) -> list[int]:
         """`numbers` of a model that has some. Raises UnknownName, whose message has the store and its models."""

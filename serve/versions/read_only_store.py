@@ -107,7 +107,7 @@ class LinkedStore:
         """The alias is taken over when it moves: a version that this server itself took back stays so until then."""
         followed = here / _FOLLOWED
         text = stored_bytes(alias).decode(errors="replace") if alias.exists() else ""
-        if followed.exists() and followed.read_text() == text:
+        if followed.exists() and followed.read_text(errors="replace") == text:
             return
         if text:
             replace_text(here / _ALIAS, text)

@@ -53,8 +53,7 @@ class Roster:
         self._served: dict[str, ServedModel] = {}
         self._seen, self._loading = dict[str, State](), dict[str, int]()
         self._faults, self._unloaded = Faults(store.root / "models"), set[str]()
-        self._readiness, self._missed = Readiness(required), set[str]()
-        self._names = list[str]()  # in the store, at the last look
+        self._readiness, self._missed, self._names = Readiness(required), set[str](), list[str]()
         self._working: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping, self.leaving = threading.Event(), False
@@ -252,13 +251,12 @@ class Roster:
                     return
                 self._follow_one(name)
                 self._faults.clear(name)
+                return
         except HalfevenError as error:
             fault = str(error)
         except Exception as error:
             logger.exception("'%s' could not be made ready", name)
             fault = f"{type(error).__name__}: {error}; the server's log has the traceback"
-        else:
-            return
         if self._stopping.is_set():
             logger.info("'%s' was not made ready: the server is shutting down", name)
         elif self._faults.note(name, fault):
@@ -279,11 +277,7 @@ class Roster:
 
     def look(self) -> None:
         """Follow the store once: versions that became active since the last look are made ready and swapped in."""
-        try:
-            names = self._names = self.store.names()
-        except OSError as error:
-            logger.error("the store cannot be listed; looking again: %s", error)
-            return
+        names = self._names = self.store.names()
         for name in names:
             if self._stopping.is_set():
                 return
@@ -307,15 +301,21 @@ class Roster:
                 self.decisions.forget(name)
 
     def _follow(self) -> None:
-        try:
-            self.look()
-            give_back()
-        finally:
-            self._readiness.started(self._served.keys() | self._faults.names(), self._served.keys())
-            self._first_look.set_result(None)
+        self._look_guarded()
+        give_back()
+        self._readiness.started(self._served.keys() | self._faults.names(), self._served.keys())
+        self._first_look.set_result(None)
         pace, pause_s = LookingPace(), LOOK_EVERY_S
         while not self._stopping.wait(pause_s):
-            pause_s = pace.pause_after(self.look)
+            pause_s = pace.pause_after(self._look_guarded)
+
+    def _look_guarded(self) -> None:
+        try:
+            self.look()
+        except OSError as error:
+            logger.error("the store cannot be listed; looking again: %s", error)
+        except Exception:
+            logger.exception("the store was not followed; a mistake of ours, please report it")
 
     def _watch(self) -> None:
         """Watch the versions on trial, on a thread of its own: following may prove a version for minutes."""

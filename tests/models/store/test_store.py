@@ -1,5 +1,6 @@
 """The store: a draft becomes a version by one rename or vanishes; what is damaged is refused by name."""
 
+import errno
 import json
 import os
 import shutil
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -567,6 +568,25 @@ def test_a_store_that_does_not_exist_is_empty_and_reading_makes_nothing(store: S
         None,
     )
     assert not store.root.exists()
+
+
+def test_a_model_whose_folder_cannot_be_listed_hides_no_other_one(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shut, listed = publish(store, "bad").folder.parent, Path.iterdir
+    publish(store)
+
+    def iterdir(path: Path) -> Iterator[Path]:
+        if path == shut:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    assert store.names() == ["bad", "net"]
+    with pytest.raises(DamagedFile, match=r"models/bad cannot be listed .*let the user who"):
+        store.numbers("bad")
+    with pytest.raises(UnknownName, match="bad"):
+        store.known("nobody")
 
 
 def test_a_store_may_be_moved_whole(store: Store, tmp_path: Path) -> None:

@@ -120,6 +120,7 @@ def test_a_version_that_this_server_took_back_stays_so_until_the_store_names_ano
     for one in (linked, LinkedStore(store, tmp_path / "state")):  # after a restart too
         one.follow()
         assert one.store.live_number("net") == 1
+    (tmp_path / "state/models/net/.live-of-the-store").write_bytes(b"\xff")  # damaged: it names nothing
     store.promote(store.version("net", 3))
     linked.follow()
     assert linked.store.live_number("net") == 3

@@ -1,8 +1,10 @@
 """A server is ready by the stated rule; a fault of one model leaves the others and the server alone."""
 
+import errno
+import os
 import re
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from halfeven.serve.settings import read_settings
 from halfeven.serve.versions.readiness import Readiness
 
 from tests.patience import until
-from tests.serve.versions.traffic.conftest import Versions, call, publish, serving, spec
+from tests.serve.versions.traffic.conftest import Versions, call, infer, publish, serving, spec
 from tests.serve.versions.traffic.conftest import nothing_is_collected as nothing_is_collected
 from tests.serve.versions.traffic.conftest import store as store
 from tests.serve.versions.traffic.conftest import versions as versions
@@ -101,6 +103,49 @@ def test_a_start_beside_a_model_that_is_half_copied_is_ready_with_the_others(
         everything = [path.name for path in (store.root / "models" / "net" / "1").iterdir()]
         copied(store, everything)
         until(lambda: call(address, "/v2/health/ready")[0] == 200)
+
+
+@pytest.mark.slow
+def test_a_model_whose_folder_cannot_be_listed_is_its_own_fault_and_the_others_are_followed(
+    store: Store, versions: Versions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.promote(publish(store, of=spec(name="bad")))
+    shut, listed = store.root / "models" / "bad", Path.iterdir
+
+    def iterdir(path: Path) -> Iterator[Path]:
+        if path == shut:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    with serving(store) as (address, roster):
+        assert call(address, "/v2/health/ready")[0] == 200
+        assert "cannot be listed" in (roster.fault("bad") or "")
+        assert call(address, "/v2/repository/index", {})[0] == 200
+        store.promote(store.version("net", 2))
+        until(lambda: infer(address) == "2")
+    shutil.rmtree(store.root / "models" / "net")
+    with serving(store) as (address, _):
+        status, answer = call(address, "/v2/health/ready")
+        assert status == 503 and "cannot be listed" in answer["reasons"][0]
+
+
+@pytest.mark.slow
+def test_a_look_that_fails_is_not_the_last_one(
+    store: Store, versions: Versions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, failed = store.names, list[bool]()
+
+    def damaged() -> list[str]:
+        failed.append(True)
+        raise ValueError("'utf-8' codec can't decode byte 0xff")
+
+    with serving(store) as (address, roster):
+        monkeypatch.setattr(roster.store, "names", damaged)
+        until(lambda: failed)
+        monkeypatch.setattr(roster.store, "names", names)
+        store.promote(store.version("net", 2))
+        until(lambda: infer(address) == "2")
 
 
 @pytest.mark.slow
