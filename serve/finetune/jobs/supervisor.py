@@ -210,6 +210,9 @@ class Supervisor:
     def _take_up(self, job: JobRow) -> None:
         """No process runs this job, since its server ended or what became of it could not be written: it goes on from
         where it was."""
+        if job.cancel_requested:
+            self._guarded(job, partial(self._cancelled, job))
+            return
         if job.pause_requested:
             self._paused(job)
             return

@@ -179,6 +179,14 @@ def test_a_job_whose_state_cannot_be_read_is_put_off_and_goes_on_from_there(
     assert waited == [READ_AGAIN_S] and runner.job_store.job(job.id).status == "cancelled"
 
 
+def test_a_job_that_was_to_be_cancelled_when_its_server_was_killed_does_not_run_again(runner: Runner) -> None:
+    job = runner.job()
+    runner.job_store.move(job.id, "running", stage="training")
+    runner.job_store.request_cancel(job.id)
+    supervisor_of(runner)._take_up(runner.job_store.job(job.id))
+    assert runner.job_store.job(job.id).status == "cancelled"
+
+
 @pytest.mark.parametrize("manifest", ["damaged", '{"version": 1}'])
 def test_a_damaged_version_of_long_ago_ends_no_job(runner: Runner, manifest: str) -> None:
     job = runner.job()
