@@ -13,7 +13,15 @@ from ....models.store.store import LIVE, Store, Version
 from ...versions.roster import Roster
 from .choices.hyperparameter_table import REFUSE, REJUDGE
 from .records.job_store import JobStore
-from .records.job_types import FAILED, NO_JUDGING_SET, NOTHING_LEARNT, STALE_PARENT, SUCCEEDED, JobRow
+from .records.job_types import (
+    ACTIVATING,
+    FAILED,
+    NO_JUDGING_SET,
+    NOTHING_LEARNT,
+    STALE_PARENT,
+    SUCCEEDED,
+    JobRow,
+)
 from .worker_process import Cancelled, JobFailed, ServerStops, StaleParent
 
 SWAP_SECONDS = 600.0  # another device proves again first
@@ -98,7 +106,7 @@ class Conclusion:
         )
 
     def _promote(self, job: JobRow, version: Version, alias: int | None) -> None:
-        self._job_store.note(job.id, stage="activating", gate=version.manifest["gate"])
+        self._job_store.note(job.id, stage=ACTIVATING, gate=version.manifest["gate"])
         try:
             self._store.promote_over(alias, version, FINE_TUNING)
         except Conflict:

@@ -25,7 +25,7 @@ from .concluding import Conclusion, ends_stale
 from .job_folder import MOST_STARTS, JobFolder, JobState
 from .job_rows import JobRows, ReaderLost, asked_of, divide
 from .records.job_store import JobStore
-from .records.job_types import NO_JUDGING_SET, RUNNING, STALE_PARENT, IllegalMove, JobRow
+from .records.job_types import ACTIVATING, NO_JUDGING_SET, RUNNING, STALE_PARENT, IllegalMove, JobRow
 from .training_request import TRAINER
 from .training_watch import TrainingWatch
 from .worker_process import (
@@ -64,7 +64,8 @@ class JobRunner:
         """Take a queued job through all stages, from where it is; nothing where it is not queued any more. Raises
         JobFailed, Cancelled, Paused, ServerStops, or an error of ours."""
         try:
-            self._job_store.move(job.id, RUNNING, stage="checking")
+            stage = ACTIVATING if job.stage == ACTIVATING else "checking"
+            self._job_store.move(job.id, RUNNING, stage=stage)
         except IllegalMove:
             return  # paused or cancelled since it was looked up
         job, folder = self._job_store.job(job.id), self._folder(job.id)

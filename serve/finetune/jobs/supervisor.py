@@ -27,7 +27,16 @@ from .choices.hyperparameter_table import REFUSE
 from .job_folder import StateUnread
 from .job_runner import JobRunner
 from .records.job_store import JobStore
-from .records.job_types import CANCELLED, DISK_FULL, DISK_FULL_MESSAGE, FAILED, QUEUED, RUNNING, JobRow
+from .records.job_types import (
+    ACTIVATING,
+    CANCELLED,
+    DISK_FULL,
+    DISK_FULL_MESSAGE,
+    FAILED,
+    QUEUED,
+    RUNNING,
+    JobRow,
+)
 from .worker_process import Cancelled, JobFailed, Paused, Priority, ServerStops
 
 logger = logging.getLogger("halfeven.finetune")
@@ -213,11 +222,12 @@ class Supervisor:
         if job.cancel_requested:
             self._guarded(job, partial(self._cancelled, job))
             return
-        if job.pause_requested:
+        if job.pause_requested and job.stage != ACTIVATING:
             self._paused(job)
             return
         message = "no process runs this job any more; it goes on from its last checkpoint"
-        self._job_store.move(job.id, QUEUED, stage="queued", message=message)
+        stage = ACTIVATING if job.stage == ACTIVATING else QUEUED
+        self._job_store.move(job.id, QUEUED, stage=stage, message=message)
 
 
 def _would_end_stale(one: JobRow, other: JobRow) -> bool:

@@ -216,10 +216,10 @@ class JobStore(FileStore):
         """Queued: cancelled at once. Running: ``cancel_requested`` is set. Finished: its state, no error."""
         with self._db.transaction():
             job = self.job(id)
-            if job.status == RUNNING and not job.cancel_requested:
+            if job.at_work and not job.cancel_requested:
                 self._set(id, {"cancel_requested": True})
                 self.record(id, "info", "cancelling was asked for: the job stops after its current step")
-            elif not job.finished and job.status != RUNNING:
+            elif not job.finished and not job.at_work:
                 when = "while it was paused" if job.status == PAUSED else "before it began"
                 return self.move(id, CANCELLED, code="CANCELLED", message=f"cancelled {when}")
             return self.job(id)
@@ -230,10 +230,10 @@ class JobStore(FileStore):
             job = self.job(id)
             if job.finished:
                 raise Conflict(f"job {id} is {job.status}: what is finished cannot be paused")
-            if job.status == RUNNING and not job.pause_requested:
+            if job.at_work and not job.pause_requested:
                 self._set(id, {"pause_requested": True})
                 self.record(id, "info", "pausing was asked for: the job stops behind its current step")
-            elif job.status == QUEUED:
+            elif job.status == QUEUED and not job.at_work:
                 return self.move(id, PAUSED, stage=PAUSED, message="paused before it began or went on")
             return self.job(id)
 

@@ -16,6 +16,8 @@ from .....models.errors import StoreError, UnknownName
 
 QUEUED, RUNNING, PAUSED = "queued", "running", "paused"
 SUCCEEDED, FAILED, CANCELLED = "succeeded", "failed", "cancelled"
+# The stage in which the alias moves: from then on only the alias tells how the job ends.
+ACTIVATING = "activating"
 FINAL = frozenset((SUCCEEDED, FAILED, CANCELLED))
 # Running goes back to queued when the server that ran it is gone.
 NEXT: Mapping[str, frozenset[str]] = {
@@ -109,6 +111,11 @@ class JobRow(JobTerms):
     @property
     def finished(self) -> bool:
         return self.status in FINAL
+
+    @property
+    def at_work(self) -> bool:
+        """True if the job's own thread ends it: it runs, or goes on after its version was being made active."""
+        return self.status == RUNNING or (self.status == QUEUED and self.stage == ACTIVATING)
 
 
 class JobChanges(TypedDict, total=False):

@@ -187,6 +187,26 @@ def test_a_job_that_was_to_be_cancelled_when_its_server_was_killed_does_not_run_
     assert runner.job_store.job(job.id).status == "cancelled"
 
 
+def test_a_job_whose_version_was_being_made_active_is_neither_paused_nor_cancelled_by_the_next_server(
+    runner: Runner,
+) -> None:
+    job, job_store = runner.job(), runner.job_store
+    job_store.move(job.id, "running", stage="activating")
+    publish(runner.store, job=job.id, **{"pass": 1})
+    job_store.request_pause(job.id)
+    supervisor_of(runner)._take_up(job_store.job(job.id))
+    for ask in (job_store.request_pause, job_store.request_cancel):
+        assert ask(job.id).status == "queued"
+
+    def conclude(version: Version) -> None:
+        assert job_store.job(job.id).stage == "activating", "the server may be killed once more"
+        job_store.move(job.id, "succeeded", version=version.number)
+
+    runner.concluding = conclude
+    runner.go(job_store.job(job.id))
+    assert (job_store.job(job.id).status, job_store.job(job.id).version) == ("succeeded", 2)
+
+
 @pytest.mark.parametrize("manifest", ["damaged", '{"version": 1}'])
 def test_a_damaged_version_of_long_ago_ends_no_job(runner: Runner, manifest: str) -> None:
     job = runner.job()
