@@ -18,6 +18,7 @@ from ....models.files.durable import no_space_left
 from ....models.machine.control_groups import usable_memory
 from ....models.machine.usable_cores import usable_cores
 from ....models.order.one_order import SHARE
+from ....models.store.reserve import with_reserve
 from ....models.store.store import Store
 from ...batching.place import Place
 from ...settings import Settings
@@ -84,17 +85,18 @@ class Supervisor:
         self._await_models()
         while not self._stopping.is_set():
             try:
+                self._runner.remove_ended()  # first: it makes the room that what follows may need
                 # The set is taken before the jobs are read: what has ended since is none that was left.
                 running = set(self._running)
                 for job in self._job_store.unfinished():
                     if job.status == RUNNING and job.id not in running:
                         self._take_up(job)
-                self._runner.remove_ended()
                 if (job := self._next()) is not None:
                     self._start(job)
                     continue
             except Exception:  # for example a full disk: the thread goes on, and tries again
                 logger.exception("the next job could not be taken; trying again")
+                self._tidy()
                 self._bell.clear()  # else the wait would be none
                 self._bell.wait(1.0)
                 continue
@@ -174,7 +176,6 @@ class Supervisor:
                 self._fail(job, error.code.upper(), str(error))
         except Exception as error:
             if no_space_left(error):
-                self._runner.remove(job.id)  # the end of the job has to be written too
                 self._fail(job, DISK_FULL, DISK_FULL_MESSAGE)
                 return
             logger.exception("job %s failed by a mistake of ours", job.id)
@@ -194,9 +195,12 @@ class Supervisor:
     def _fail(self, job: JobRow, code: str, message: str, version: int | None = None) -> None:
         # Callers read the message without the server's folders.
         logger.warning("job %s failed: %s: %s", job.id, code, message)
+        fail = partial(self._job_store.move, job.id, FAILED, code=code, message=message, version=version)
         try:
+            if code == DISK_FULL:
+                self._runner.remove(job.id)  # the end of the job has to be written too
             if not self._job_store.job(job.id).finished:
-                self._job_store.move(job.id, FAILED, code=code, message=message, version=version)
+                with_reserve(self._store.root, fail)
         except Exception:
             logger.exception("the end of job %s could not be written: %s %s", job.id, code, message)
 

@@ -12,7 +12,8 @@ from typing import Any, cast
 
 import pytest
 import torch
-from halfeven.models.errors import EngineFailed, NotReady
+from halfeven.models.errors import DiskFull, EngineFailed, NotReady
+from halfeven.models.store.reserve import keep_reserve
 from halfeven.models.store.store import Version
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
@@ -22,7 +23,7 @@ from halfeven.serve.finetune.jobs.concluding import ends_stale
 from halfeven.serve.finetune.jobs.job_folder import MOST_STARTS, JobFolder, JobState, StateUnread
 from halfeven.serve.finetune.jobs.job_rows import ReaderLost
 from halfeven.serve.finetune.jobs.job_runner import MOST_PASSES, JobRunner
-from halfeven.serve.finetune.jobs.records.job_types import JobRequest
+from halfeven.serve.finetune.jobs.records.job_types import DISK_FULL_MESSAGE, JobRequest, JobRow
 from halfeven.serve.finetune.jobs.records.row_files import TRAINING
 from halfeven.serve.finetune.jobs.supervisor import READ_AGAIN_S, Supervisor
 from halfeven.serve.finetune.jobs.trial_run import TrialRuns
@@ -296,13 +297,31 @@ NO_SPACE = "Error while serializing: I/O error: No space left on device (os erro
 
 
 @pytest.mark.parametrize("stage", ["training", "converting"])
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), SafetensorError(NO_SPACE)])
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "full"),
+        SafetensorError(NO_SPACE),
+        JobFailed("DISK_FULL", DISK_FULL_MESSAGE),  # a process of the job said so
+        DiskFull(DISK_FULL_MESSAGE),
+    ],
+)
 def test_a_job_that_fills_the_disk_ends_with_that_reason_and_leaves_no_file(
-    stage: str, error: Exception, runner: Runner
+    stage: str, error: Exception, runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    root, move = runner.store.root, runner.job_store.move
+
+    def on_a_full_disk(id: str, to: str, **given: Any) -> JobRow:
+        """The end is written where neither the files of the job nor the reserve take the room."""
+        if to == "failed" and ((root / "jobs" / id).exists() or (root / ".reserve").exists()):
+            raise DiskFull("the disk is full")
+        return move(id, to, **given)
+
     setattr(runner, stage, always(error))
     supervisor = supervisor_of(runner)
     job = runner.job()
+    keep_reserve(root)
+    monkeypatch.setattr(runner.job_store, "move", on_a_full_disk)
     supervisor._guarded(job, lambda: runner.go(job))
     ended = runner.job_store.job(job.id)
     assert (ended.status, ended.code) == ("failed", "DISK_FULL") and "delete versions or files" in str(

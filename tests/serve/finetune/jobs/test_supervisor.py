@@ -17,6 +17,7 @@ import pytest
 import torch
 from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.models.engines.load import load_original
+from halfeven.models.errors import DiskFull
 from halfeven.models.store.store import Store, Version
 from halfeven.models.zoo import zoo_folder
 from halfeven.serve.bench.callers import Caller, served_version
@@ -358,6 +359,26 @@ def test_where_no_job_can_be_taken_the_next_try_waits_although_a_job_came(
     supervisor.wake()
     supervisor._live()
     assert waited == [False]
+
+
+def test_where_a_job_cannot_be_taken_up_what_has_ended_and_expired_makes_room_all_the_same(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor, ended, left = supervisor_of(runner, ready()), runner.job(), runner.job()
+    runner.go(ended)
+    runner.job_store.move(ended.id, "succeeded")
+    runner.job_store.move(left.id, "running")
+    tidied = list[bool]()
+
+    def wait(_: float) -> bool:
+        supervisor._stopping.set()
+        return True
+
+    monkeypatch.setattr(supervisor, "_take_up", always(DiskFull("the disk is full")))
+    monkeypatch.setattr(supervisor._kept, "delete_expired", lambda: tidied.append(True))
+    monkeypatch.setattr(supervisor._bell, "wait", wait)
+    supervisor._live()
+    assert tidied == [True] and list((runner.store.root / "jobs").iterdir()) == []
 
 
 def test_files_expire_without_a_request_and_once_in_a_minute(
