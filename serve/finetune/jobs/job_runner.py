@@ -4,6 +4,7 @@ It writes progress and events into the job store. The end of a job is an excepti
 writes. How far a job is stands in its folder (`job_folder.py`): whichever process ends, its work goes on from there.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from ..judging.judging_sets import classes_not_judged, judging_sets, not_judged,
 from . import training_request as asked
 from .choices.hyperparameter_table import REFUSE, RETRAIN
 from .concluding import Conclusion, ends_stale
-from .job_folder import MOST_STARTS, JobFolder, JobState
+from .job_folder import MOST_STARTS, JobFolder, JobState, StateUnread
 from .job_rows import JobRows, ReaderLost, asked_of, divide
 from .records.job_store import JobStore
 from .records.job_types import ACTIVATING, NO_JUDGING_SET, RUNNING, STALE_PARENT, IllegalMove, JobRow
@@ -40,6 +41,7 @@ from .worker_process import (
     result_of,
 )
 
+logger = logging.getLogger("halfeven.finetune")
 Result = TypeVar("Result")
 MOST_PASSES = 3  # from or against which one job is made, where the active version changes meanwhile
 
@@ -72,9 +74,12 @@ class JobRunner:
         try:
             self._passes(job, folder)
         except (Paused, ServerStops) as ended:
-            folder.was_interrupted()
-            if isinstance(ended, Paused):
-                folder.shrink()
+            try:
+                folder.was_interrupted()
+                if isinstance(ended, Paused):
+                    folder.shrink()
+            except (OSError, StateUnread) as error:  # what the job has done must not be lost for that
+                logger.warning("job %s was interrupted, and this start counts: %s", job.id, error)
             raise
 
     def published(self, job: JobRow, number: int | None = None) -> Version | None:

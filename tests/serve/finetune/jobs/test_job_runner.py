@@ -27,7 +27,13 @@ from halfeven.serve.finetune.jobs.records.job_types import DISK_FULL_MESSAGE, Jo
 from halfeven.serve.finetune.jobs.records.row_files import TRAINING
 from halfeven.serve.finetune.jobs.supervisor import READ_AGAIN_S, Supervisor
 from halfeven.serve.finetune.jobs.trial_run import TrialRuns
-from halfeven.serve.finetune.jobs.worker_process import JobFailed, Paused, StaleParent, WorkerLost
+from halfeven.serve.finetune.jobs.worker_process import (
+    JobFailed,
+    Paused,
+    ServerStops,
+    StaleParent,
+    WorkerLost,
+)
 from halfeven.serve.finetune.judging import active_version
 from safetensors import SafetensorError
 
@@ -142,6 +148,22 @@ def test_deaths_of_the_server_count_too_and_pauses_do_not(runner: Runner) -> Non
             runner.again(job)
     with pytest.raises(JobFailed, match=f"ended {MOST_STARTS} times without progress"):
         runner.again(job)
+
+
+def test_a_full_disk_while_a_job_is_interrupted_costs_it_nothing(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, supervisor = runner.job(), supervisor_of(runner)
+
+    def interrupt(folder: JobFolder) -> None:
+        (folder.of_pass / "checkpoints" / "step-00000005").mkdir(parents=True)
+        monkeypatch.setattr(job_folder, "replace_text", always(OSError(errno.ENOSPC, "full")))
+        raise ServerStops
+
+    runner.training = interrupt
+    supervisor._guarded(job, lambda: runner.go(job))
+    assert runner.job_store.job(job.id).status == "running"
+    assert JobFolder(runner.store.root / "jobs" / job.id).last_step() == 5
 
 
 def test_a_conversion_that_dies_is_done_again_and_nothing_is_trained_again(runner: Runner) -> None:
