@@ -7,7 +7,7 @@ the same rows, and paired tests compare them (`paired.py`).
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from .judging_metrics import (
     row_values,
 )
 from .judging_sets import HELD_OUT, Sets
-from .paired import CONFIDENCE, Comparison, compare_resampled, compare_right
+from .paired import CONFIDENCE, Comparison, compare_resampled, compare_right, cured_alone, with_cured
 from .redrawn import of_draws, per_class, size_of_a_draw, value_of, work_of_a_draw
 
 # By output, axis 0 the samples: values, classes, or scores of all classes.
@@ -160,6 +160,30 @@ class _Pairs:
         return _finite(facts)
 
     def compare(self, old: np.ndarray, new: np.ndarray, tests: int) -> Comparison:
+        """Rows for which the old version has no finite value are gained, where the new one has one for every row; the
+        others are compared."""
+        lacking, lacks = (self._without_value(one) for one in (old, new))
+        if not lacking.any() or lacks.any():
+            return self._compared(old, new, tests)
+        cured, rest = int(lacking.sum()), self._only(~lacking)
+        if not len(rest.targets):
+            return cured_alone(cured, self.margin, tests)
+        return with_cured(rest._compared(old[~lacking], new[~lacking], tests), cured, tests)
+
+    def _without_value(self, predicted: np.ndarray) -> np.ndarray:
+        """``bool [rows]``: the rows whose error is not finite, or whose scores have no rank."""
+        if (values := row_values(self.metrics[0], predicted, self.targets)) is not None:
+            return ~np.isfinite(values)
+        if self.metrics[0] != AUROC:
+            return np.zeros(len(predicted), bool)
+        return np.any(np.isnan(self.scores(AUROC, predicted).reshape(len(predicted), -1)), 1)
+
+    def _only(self, rows: np.ndarray) -> "_Pairs":
+        targets = self.targets[rows]
+        return replace(self, targets=targets, metrics=computable(self.metrics, targets))
+
+    @np.errstate(invalid="ignore")  # a loss between infinities is NaN, and refuses the new version
+    def _compared(self, old: np.ndarray, new: np.ndarray, tests: int) -> Comparison:
         metric, share = self.metrics[0], self.metrics[0] in SHARES
         before, after = (row_values(metric, one, self.targets) for one in (old, new))
         if before is not None and after is not None:

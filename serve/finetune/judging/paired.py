@@ -12,7 +12,7 @@ and `PARDONED` rows never refuse.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,9 +32,9 @@ class Comparison(JsonFields):
     """The loss from an old version to a new one (negative: a gain): a share, or the relative growth of an error.
 
     ``at_most``: the loss is not larger, at the confidence. ``allowed``: how large ``at_most`` may be. ``lost_rows`` and
-    ``gained_rows``: right before and wrong now, and the reverse; None where a row is not right or wrong. ``draws``: how
-    often the rows were drawn again, where the limits are the bootstrap's. ``holds``: no worse than the margin allows;
-    ``better``: better, at the confidence.
+    ``gained_rows``: right before and wrong now, and the reverse, or without a finite value before; None where a row is
+    not right or wrong. ``draws``: how often the rows were drawn again, where the limits are the bootstrap's. ``holds``:
+    no worse than the margin allows; ``better``: better, at the confidence.
     """
 
     rows: int
@@ -80,6 +80,18 @@ def compare_resampled(
     holds = known and _holds(loss, at_most, margin, rows, PARDONED / rows if shares else 0.0)
     limit = limit_of_share(margin, rows)
     return Comparison(rows, loss, at_most, limit, holds, sure < 0, draws=draws)
+
+
+def with_cured(rest: Comparison, cured: int, tests: int) -> Comparison:
+    """The comparison of the rows that both versions have a value for, beside ``cured`` rows that had none before."""
+    better = rest.better or mcnemar(cured, 0) < (1 - CONFIDENCE) / tests
+    return replace(rest, better=better, lost_rows=0, gained_rows=cured)
+
+
+def cured_alone(cured: int, margin: float, tests: int) -> Comparison:
+    """The comparison where no row had a value before: each error fell by all of itself."""
+    rest = Comparison(cured, -1.0, -1.0, limit_of_share(margin, cured), holds=True, better=False)
+    return with_cured(rest, cured, tests)
 
 
 def _drawn(random: np.random.Generator, rows: int, draws: int) -> np.ndarray:

@@ -130,6 +130,36 @@ def test_an_answer_that_is_not_finite_is_refused() -> None:
     assert not verdict.passed and verdict.numbers["not_learnt"]
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_a_version_whose_error_is_not_finite_on_some_rows_is_replaced_by_one_that_is_no_worse_on_the_others(
+    rows: int, bad: float
+) -> None:
+    x = np.random.default_rng().standard_normal((40, 3)).astype(np.float32)
+    active, samples = x + 1, Samples({"x": x}, {"y": x})
+    active[:rows] = bad
+    for new, passes in ((x + 0.5, True), (x + 1.5, rows == 40), (active, False)):
+        found = {"torch": {HELD_OUT: {"y": new}, JUDGING: {"y": new}}}
+        before = {HELD_OUT: {"y": active}, JUDGING: {"y": active}}
+        verdict = judge(VALUES, {HELD_OUT: samples, JUDGING: samples}, found, before, GateTerms(0.02, 1))
+        assert verdict.passed is passes, verdict.reason
+        if passes:
+            assert verdict.numbers["not_learnt"] is None
+            assert verdict.numbers["forms"]["torch"][JUDGING]["y"]["comparison"]["gained_rows"] == rows
+
+
+def test_a_version_that_ranks_some_rows_by_nan_is_replaced_by_one_that_does_not() -> None:
+    random = np.random.default_rng()
+    targets = np.arange(60) % 3
+    samples = {HELD_OUT: Samples({"x": np.zeros((60, 3))}, {"y": targets})}
+    before = random.random((60, 3)).astype(np.float32)
+    before[7, 1] = np.nan
+    for new, passes in ((np.eye(3)[targets], True), (np.eye(3)[targets - 1], False)):
+        found = {"torch": {HELD_OUT: {"y": new.astype(np.float32)}}}
+        verdict = judge(LOGITS, samples, found, {HELD_OUT: {"y": before}}, GateTerms(0.02, 1, ["auroc"]))
+        assert verdict.passed is passes, verdict.reason
+
+
 @pytest.mark.parametrize("positives", [0, 1, 3, 7])
 def test_a_class_of_few_rows_or_none_refuses_no_version_by_its_ranking(positives: int) -> None:
     """A draw of the rows may lack such a class, and has no AUROC then."""
