@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import fsspec
 
 from ...models.errors import BadSetting, DamagedFile, HalfevenError, StoreUnusable
-from ...models.files.durable import READABLE, locked, may_not_be_written, replace_text
+from ...models.files.durable import READABLE, fsync, locked, may_not_be_written, replace_text
 from ...models.files.stored_json import stored_bytes
 from ...models.folder.model_name import NAME
 from ...models.store.manifest import read_manifest, sha256_of
@@ -218,8 +218,11 @@ class StoreCopy:
         try:
             with self.store.draft(name) as draft:
                 self._fetch(place, draft.folder)
+                for path in (*draft.folder.rglob("*"), draft.folder):  # what is copied is never fetched again
+                    fsync(path)
                 shutil.rmtree(self.store.root / place, ignore_errors=True)
                 draft.folder.rename(self.store.root / place)
+                fsync(draft.folder.parent)
         except (HalfevenError, FileNotFoundError) as error:
             self._faults[name, number] = (
                 stamp,

@@ -12,6 +12,7 @@ import pytest
 from halfeven.models.errors import BadSetting, Conflict, StoreUnusable
 from halfeven.models.store.manifest import digest_of
 from halfeven.models.store.store import Store
+from halfeven.serve.versions import store_copy
 from halfeven.serve.versions.orders import drifted, read_orders
 from halfeven.serve.versions.store_copy import StoreCopy
 from halfeven.serve.versions.store_writer import StoreWriter
@@ -75,6 +76,23 @@ def test_what_was_copied_is_not_fetched_again(source: Store, copy: StoreCopy) ->
     shutil.rmtree(source.root / "models/net/1/source")  # a second fetch would fail
     copy.follow()
     assert copy.faults() == [] and copy.store.version("net", 1).bytes("source/model.py") == b"# first"
+
+
+def test_what_was_copied_is_on_the_disk_before_it_has_its_name(
+    copy: StoreCopy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, rename = set[Path](), Path.rename
+
+    def renamed(path: Path, target: Path) -> Path:
+        files = {file for file in path.rglob("*") if path.name.startswith(".draft-")}
+        assert files <= synced
+        synced.difference_update(files)
+        return rename(path, target)
+
+    monkeypatch.setattr(store_copy, "fsync", synced.add)
+    monkeypatch.setattr(Path, "rename", renamed)
+    copy.follow()
+    assert copy.store.numbers("net") == [1] and copy.store.root / "models/net" in synced
 
 
 def test_a_damaged_version_is_named_and_the_alias_stays_where_it_was(source: Store, copy: StoreCopy) -> None:
