@@ -54,6 +54,7 @@ class StoreCopy:
         self._stamps: dict[str, tuple[str, str]] = {}  # of a followed file: in the source, in the copy
         # The source's entry of each version's folder (by name, number) when the two manifests were last compared.
         self._compared: dict[tuple[str, int], str] = {}
+        self._missed: set[Path] = set()  # folders of the copy that the last look did not find in the source
         self._faults: dict[
             tuple[str, int], tuple[str, str]
         ] = {}  # (stamp of the version's folder, the fault)
@@ -122,9 +123,16 @@ class StoreCopy:
         names = [name for name in self._listed("models") if NAME.fullmatch(name)]
         names = [name for name in names if self._only in (None, name)]
         there: set[tuple[str, int]] = set()
+        here, missed = self.store.root / "models", set[Path]()
         for name in names:
             try:
-                there |= {(name, number) for number in self._follow_model(name)}
+                numbers = self._follow_model(name)
+                there |= {(name, number) for number in numbers}
+                missed |= {
+                    here / name / number
+                    for number in _folders_in(here / name)
+                    if _NUMBER.fullmatch(number) and int(number) not in numbers
+                }
                 self._faults.pop((name, _OF_A_MODEL), None)
             except Exception as error:
                 if name == needed or may_not_be_written(error):  # of the copy: no fault of this model
@@ -135,8 +143,11 @@ class StoreCopy:
                 self._faults[name, _OF_A_MODEL] = fault
                 there |= {version for version in self._faults if version[0] == name}
         self._faults = {version: fault for version, fault in self._faults.items() if version in there}
-        for name in set(_folders_in(self.store.root / "models")) - set(names):
-            shutil.rmtree(self.store.root / "models" / name, ignore_errors=True)
+        self._compared = {version: entry for version, entry in self._compared.items() if version in there}
+        missed |= {here / name for name in set(_folders_in(here)) - set(names)}
+        for folder in missed & self._missed:  # a folder that is replaced by renaming is missed by one look
+            shutil.rmtree(folder, ignore_errors=True)
+        self._missed = missed
 
     def _write_back(self, name: str) -> None:
         """The alias last, as it is read."""
@@ -176,11 +187,6 @@ class StoreCopy:
                 self._faults.pop((name, number), None)  # another process of the node may have copied it
             else:
                 self._copy_version(name, number)
-        for number in {int(entry) for entry in _folders_in(folder) if _NUMBER.fullmatch(entry)} - set(
-            numbers
-        ):
-            self._compared.pop((name, number), None)
-            shutil.rmtree(folder / str(number), ignore_errors=True)
         folder.mkdir(exist_ok=True)  # a draft whose copy failed takes an empty folder along
         here = [path.name for path in folder.iterdir() if path.is_file()]
         for file in {*entries, *here}:

@@ -142,11 +142,29 @@ def test_what_was_deleted_is_deleted_and_a_source_that_is_away_deletes_nothing(
     copy.follow()
     shutil.rmtree(source.root / "models/net/1")
     copy.follow()
+    copy.follow()
     assert copy.store.numbers("net") == [2]
     source.root.rename(source.root.with_name("away"))
     with pytest.raises(StoreUnusable, match=r"cannot be followed: .* what is loaded is served on"):
         copy.follow()
     assert copy.store.numbers("net") == [2]
+
+
+@pytest.mark.parametrize("folder", ["models/net", "models/net/1"])
+def test_a_folder_that_two_renames_replace_is_not_missed(
+    folder: str, source: Store, copy: StoreCopy, tmp_path: Path
+) -> None:
+    copy.follow()
+    for _ in range(2):
+        (source.root / folder).rename(tmp_path / "away")
+        copy.follow()
+        assert copy.store.numbers("net") == [1]
+        (tmp_path / "away").rename(source.root / folder)
+        copy.follow()
+    shutil.rmtree(source.root / folder)
+    copy.follow()
+    copy.follow()
+    assert copy.store.numbers("net") == []
 
 
 @pytest.fixture
