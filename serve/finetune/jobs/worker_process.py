@@ -82,12 +82,16 @@ class Child:
                 process_group=0,  # no new session: Linux divides processor time among sessions whatever their niceness
                 env=environment,
             )  # fmt: skip
-        # The priority is lowered before the process has begun: its imports alone take seconds of a core.
-        with suppress(OSError):
-            _lower(self._process.pid, priority)
-        bound_child(self._process.pid, memory_bytes)
         self._reader = threading.Thread(target=self._read, name="halfeven-child-lines", daemon=True)
-        self._reader.start()
+        try:
+            # The priority is lowered before the process has begun: its imports alone take seconds of a core.
+            with suppress(OSError):
+                _lower(self._process.pid, priority)
+            bound_child(self._process.pid, memory_bytes)
+            self._reader.start()
+        except BaseException:  # no block is entered that could be left
+            self.__exit__()
+            raise
 
     @classmethod
     def of_module(cls, module: str, request: Mapping[str, Any], place: Path) -> "Child":
@@ -103,7 +107,8 @@ class Child:
     def __exit__(self, *_: object) -> None:
         self._kill()
         self._process.wait()
-        self._reader.join()
+        if self._reader.ident is not None:  # it was started
+            self._reader.join()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with suppress(OSError):  # a line that it never read may still be in the buffer

@@ -1,8 +1,11 @@
 """The child process of a job: what it shares with the server, and that nothing of it stays."""
 
 import os
+import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from halfeven.models.machine.usable_cores import Cores
@@ -72,6 +75,24 @@ def test_a_child_yields_in_the_server_s_session_and_ends_with_all_that_it_starte
         status = Path(f"/proc/{line['grandchild']}/status")
         assert status.exists()
     until_gone(status)
+
+
+def test_a_child_whose_start_fails_is_killed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, begin = list[subprocess.Popen[bytes]](), subprocess.Popen
+
+    def begun(*arguments: Any, **named: Any) -> subprocess.Popen[bytes]:
+        made.append(begin(*arguments, **named))
+        return made[-1]
+
+    def full(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(subprocess, "Popen", begun)
+    monkeypatch.setattr(threading.Thread, "start", full)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        started(tmp_path, "import sys\nsys.stdin.read()")
+    (process,) = made
+    assert process.returncode == -9 and process.stdin is not None and process.stdin.closed
 
 
 @pytest.mark.parametrize(("end", "status"), [("_exit(0)", 0), ("kill(os.getpid(), 9)", -9)])
