@@ -98,8 +98,8 @@ class RemoteWriter(StoreWriter):
     def order(self, name: str, role: Role, number: int | None, percent: float) -> None:
         self._ask("order", name, role, number, percent)
 
-    def end_canary(self, name: str, number: int) -> None:
-        self._ask("end_canary", name, number)
+    def end_share(self, name: str, role: Role, number: int) -> None:
+        self._ask("end_share", name, role, number)
 
     def note_drift(self, name: str, number: int, device: str, reason: str) -> None:
         self._ask("note_drift", name, number, device, reason)

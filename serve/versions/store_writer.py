@@ -77,12 +77,14 @@ class StoreWriter:
             else:
                 orders.write_orders(self._store, name, found)
 
-    def end_canary(self, name: str, number: int) -> None:
-        """End the canary where it is this version. Raises DamagedFile."""
+    def end_share(self, name: str, role: Role, number: int) -> None:
+        """End the canary or the shadow where it is this version. Raises DamagedFile."""
         with self._lock:
             found = orders.read_orders(self._store, name)
-            if found.canary is not None and found.canary.version == number:
-                ended = replace(found, canary=None)
+            order: TrafficOrder | None = getattr(found, role)
+            if order is not None and order.version == number:
+                none: Mapping[str, Any] = {role: None}
+                ended = replace(found, **none)
                 with_reserve(self._store.root, lambda: orders.write_orders(self._store, name, ended))
 
     def note_drift(self, name: str, number: int, device: str, reason: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ....models.errors import Conflict, HalfevenError
-from ..store_writer import Numbers, StoreWriter
+from ..store_writer import Numbers, Role, StoreWriter
 from .drift import as_samples
 from .loaded_version import LoadedVersion
 
@@ -41,12 +41,20 @@ class AutomaticDecisions:
         self.record(bad.name, "rolled_back", sentence, {"from": bad.number, "to": good.number, **numbers})
 
     def canary_ended(self, bad: LoadedVersion, why: str, numbers: Numbers) -> None:
-        sentence = f"the canary {bad} was ended: {why}"
+        sentence = self._ended("canary", bad, why)
+        self.record(bad.name, "canary_ended", sentence, {"version": bad.number, **numbers})
+
+    def shadow_ended(self, shadow: LoadedVersion, why: str) -> None:
+        self.record(shadow.name, "shadow", self._ended("shadow", shadow, why))
+
+    def _ended(self, role: Role, loaded: LoadedVersion, why: str) -> str:
+        """End the order in the store. Gives the sentence that says so."""
+        sentence = f"the {role} {loaded} was ended: {why}"
         try:
-            self._writer.end_canary(bad.name, bad.number)
+            self._writer.end_share(loaded.name, role, loaded.number)
         except (HalfevenError, OSError) as error:
             sentence += f"; but the order is still in the store ({error}): a restart would begin it again"
-        self.record(bad.name, "canary_ended", sentence, {"version": bad.number, **numbers})
+        return sentence
 
     def fell_back(self, loaded: LoadedVersion, reason: str, numbers: Numbers) -> None:
         """Note in the store that the half may not serve on this device before it is proven again."""

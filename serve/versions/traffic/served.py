@@ -284,8 +284,7 @@ class ServedModel:
             self._later(partial(self._decisions.canary_ended, canary, why, {}))
         if shadow is not None and not takes_requests_of(stable.spec, shadow.spec):
             changes |= {"shadow": None, "shadow_percent": 0.0}
-            sentence = f"the shadow {shadow} was ended: {why}"
-            self._later(partial(self._decisions.record, self.name, "shadow", sentence))
+            self._later(partial(self._decisions.shadow_ended, shadow, why))
         if previous is not None and not takes_requests_of(stable.spec, previous.spec):
             changes["on_trial"] = False
         return replace(traffic, **changes)

@@ -13,7 +13,7 @@ from halfeven.models.store.store import Store
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.place import Place
 from halfeven.serve.versions.director import Director
-from halfeven.serve.versions.orders import events, read_orders
+from halfeven.serve.versions.orders import TrafficOrders, events, read_orders
 from halfeven.serve.versions.roster import Roster
 from halfeven.serve.versions.store_writer import StoreWriter
 from halfeven.serve.versions.traffic.served import ServedModel
@@ -115,7 +115,7 @@ def test_a_version_with_other_inputs_ends_the_canary_and_the_shadow_and_is_on_no
     versions.halves[4].fault = None
     assert answering(roster, width=5) == "4"
     assert versions.halves[2].closed and versions.halves[3].closed
-    until(lambda: read_orders(store, "net").canary is None)
+    until(lambda: read_orders(store, "net") == TrafficOrders())
 
 
 def test_a_rejected_version_that_the_store_still_names_is_not_followed_again_when_another_is_published(

@@ -15,7 +15,7 @@ from halfeven.serve.versions.following import Following
 from halfeven.serve.versions.orders import TrafficOrder, events, read_orders
 from halfeven.serve.versions.roster import Roster
 from halfeven.serve.versions.store_copy import StoreCopy
-from halfeven.serve.versions.store_writer import StoreWriter
+from halfeven.serve.versions.store_writer import Role, StoreWriter
 from halfeven.serve.versions.traffic.served import ServedModel
 
 from tests.patience import until
@@ -38,10 +38,10 @@ class Writer(StoreWriter):
         self._copy.follow()
         return number
 
-    def end_canary(self, name: str, number: int) -> None:
+    def end_share(self, name: str, role: Role, number: int) -> None:
         if self.away:
             raise NotReady("the store's writer does not answer")
-        super().end_canary(name, number)
+        super().end_share(name, role, number)
 
 
 class Replica(NamedTuple):
@@ -180,7 +180,7 @@ def test_a_canary_stays_ended_where_it_failed_although_the_writer_is_away(
 def test_a_canary_that_was_ordered_meanwhile_is_not_ended_by_the_fault_of_another(store: Store) -> None:
     writer = StoreWriter(store)
     writer.order("net", "canary", 2, 10.0)
-    writer.end_canary("net", 3)
+    writer.end_share("net", "canary", 3)
     assert read_orders(store, "net").canary == TrafficOrder(2, 10.0)
 
 
