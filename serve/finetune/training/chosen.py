@@ -142,7 +142,7 @@ def range_test(
         trying(len(losses))
         with generators_untouched():
             short = replace(settings, learning_rate=rate, **_of_length(steps, len(trained), settings))
-            loop = Loop(module, lambda batch: loss_of(trained[batch]), len(trained), short, device, parts_of)
+            loop = Loop(module, loss_of, len(trained), short, device, lambda batch: parts_of(trained[batch]))
             loop.learner.patience.diagnose = lambda: ""  # nobody reads why a rate is too large
             try:
                 for _ in islice(loop.run(), steps):

@@ -89,6 +89,22 @@ def test_of_rates_that_gain_nearly_as_much_the_smallest_is_taken() -> None:
     assert chosen_rate(2.0, {}) == USUAL_LEARNING_RATE
 
 
+def test_a_batch_is_divided_by_the_numbers_that_its_rows_have_in_the_job() -> None:
+    """The shares of targets that count are looked up by these numbers."""
+    task, divided, learnt = Shifted(1.0), set[int](), set[int]()
+
+    def parts_of(batch: Tensor) -> list[Tensor]:
+        divided.update(batch.tolist())
+        return [batch]
+
+    def loss_of(rows: Tensor) -> Tensor:
+        learnt.update(rows.tolist())
+        return task.loss(rows)
+
+    range_test(task.net, loss_of, parts_of, 40, SETTINGS, "cpu", task.evaluated)
+    assert divided == learnt and len(learnt) == 30 and max(learnt) > 30
+
+
 def test_too_few_rows_are_not_tried() -> None:
     task = Shifted(1.0)
     found = range_test(task.net, task.loss, whole, 3, SETTINGS, "cpu", task.evaluated)
