@@ -246,11 +246,14 @@ def retire(loaded_versions: Iterable[LoadedVersion], loop: asyncio.AbstractEvent
 
 async def drain(loaded_versions: Iterable[LoadedVersion], timeout_s: float) -> None:
     """Refuse new requests and answer those that wait: at the end of the server, on its event loop."""
-    for loaded in loaded_versions:
+
+    async def drained(loaded: LoadedVersion) -> None:
         try:
             await asyncio.wait_for(loaded.drain("the server is shutting down; ask another one"), timeout_s)
         except TimeoutError:
             logger.error("%s did not answer its waiting requests within %g s", loaded, timeout_s)
+
+    await asyncio.gather(*map(drained, loaded_versions))  # all at once: what is stuck delays no other one
 
 
 def _drained(loaded: LoadedVersion, loop: asyncio.AbstractEventLoop | None) -> bool:

@@ -1,5 +1,6 @@
 """Load, unload, drain, swap: with real HTTP around, and versions that load at once."""
 
+import asyncio
 import gc
 import json
 import re
@@ -7,6 +8,8 @@ import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from halfeven.serve.batching.place import Place
 from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.versions.loading.release import give_back
 from halfeven.serve.versions.orders import record
+from halfeven.serve.versions.traffic.loaded_version import LoadedVersion, drain
 from torch.fx import graph_module
 
 from tests.patience import PATIENCE_S, until
@@ -239,6 +243,25 @@ def test_swaps_rollbacks_loads_and_unloads_under_traffic_fail_nobody_and_leave_n
         gc.unfreeze()
         gc.collect()
         assert not kept, "no version that was replaced is left"
+
+
+def test_a_version_that_is_stuck_at_the_shutdown_holds_up_no_other_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def drained() -> None:
+        other_is_drained = asyncio.Event()
+
+        async def wait(_: str) -> None:
+            await other_is_drained.wait()
+
+        async def end(_: str) -> None:
+            other_is_drained.set()
+
+        stuck, other = SimpleNamespace(drain=wait), SimpleNamespace(drain=end)
+        await drain(cast(list[LoadedVersion], [stuck, other]), 2.0)
+
+    asyncio.run(drained())
+    assert caplog.records == [], "nothing waited to its deadline"
 
 
 def test_while_everything_shuts_down_new_requests_are_told_so(store: Store, versions: Versions) -> None:
