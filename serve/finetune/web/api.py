@@ -92,7 +92,6 @@ def _add_files(routes: APIRouter, job_store: JobStore, kept: KeptFiles) -> None:
         purpose: str | None = None,
     ) -> Response:
         """Every file that this key may see, the newest first."""
-        kept.delete_expired()
         owners = permit_of(request.scope).owners
         records = job_store.files(owners)
         if order == "asc":
@@ -107,13 +106,11 @@ def _add_files(routes: APIRouter, job_store: JobStore, kept: KeptFiles) -> None:
     @routes.get("/v1/files/{id}")
     def retrieve(id: str, request: Request) -> Response:
         """One file's facts."""
-        kept.delete_expired()
         return json_answer(file_body(job_store.file(id, permit_of(request.scope).owners)))
 
     @routes.get("/v1/files/{id}/content")
     def content(id: str, request: Request) -> Response:
         """The bytes of a file."""
-        kept.delete_expired()
         return _Content(*kept.opened(id, permit_of(request.scope).owners))
 
 

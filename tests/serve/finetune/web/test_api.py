@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from halfeven.models.errors import BadInput
+from halfeven.models.errors import BadInput, DiskFull
 from halfeven.models.files.opened_file import OpenedFile
 from halfeven.models.spec.spec import ModelSpec, TensorSpec
 from halfeven.models.store.store import Store, Version
@@ -172,6 +172,18 @@ def test_a_file_that_is_deleted_while_it_is_read_is_read_to_its_end_and_closed(
     until(lambda: opened[0].handle.closed)
     with pytest.raises(openai.NotFoundError, match=f"no file '{id}'"):
         place.client.files.content(id)
+
+
+def test_a_file_is_read_where_an_expired_one_cannot_be_deleted(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full() -> None:
+        raise DiskFull("the disk is full")
+
+    file, files = place.upload(), place.client.files
+    monkeypatch.setattr(place.kept, "delete_expired", full)
+    assert files.retrieve(file).id == file and file in [one.id for one in files.list()]
+    assert len(files.content(file).read()) > 0
 
 
 def test_files_are_listed_page_by_page(place: Place) -> None:
