@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ....models.files.durable import fsync
 from ....models.machine import processor
+from ....models.store.manifest import sha256_of
 from . import checkpoints as on_disk
 from .checkpoints import Checkpoints, Identity
 from .chosen import AUTO, RATES, judged_rows, settings_of, short_steps
@@ -307,8 +308,8 @@ class TrainingJob:
 def identity_of(request: Request) -> Identity:
     """The identity of the checkpoints from which the request may go on: same job, rows, settings and parent."""
     settings = {name: value for name, value in request.items() if name not in _NOT_LEARNT}
-    rows = {name: _file_digest(request[name]) for name in ("data", "held_out") if request.get(name)}
-    parent = [_file_digest(request[name]) for name in ("weights", "warm") if request.get(name)]
+    rows = {name: sha256_of(Path(request[name])) for name in ("data", "held_out") if request.get(name)}
+    parent = [sha256_of(Path(request[name])) for name in ("weights", "warm") if request.get(name)]
     return Identity(
         str(request.get("job", "")), _digest([settings, parent]), _digest([rows, list(request["rows"])])
     )
@@ -378,11 +379,6 @@ def written(path: Path, tensors: dict[str, Tensor]) -> Path:
     temporary.replace(path)
     fsync(path.parent)
     return path
-
-
-def _file_digest(path: str) -> str:
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digest(facts: Any) -> str:
