@@ -389,6 +389,14 @@ def test_a_long_run_is_thinned_evenly_and_keeps_its_ends(
     assert count == 0 or (steps[0], steps[-1]) == (1, count)
 
 
+def test_of_a_long_run_only_the_steps_that_are_answered_are_read(job_store: JobStore, job: JobRow) -> None:
+    job_store.record_steps(job.id, [{"step": n} for n in range(1, 20_001)])
+    instructions = list[int]()
+    job_store._db._db.set_progress_handler(lambda: instructions.append(1000), 1000)
+    assert len(job_store.steps(job.id, most=10)) == 10
+    assert sum(instructions) < 20_000, "fewer than one for each record"
+
+
 def test_the_queue_is_first_come_first_served_and_lists_begin_with_the_newest(job_store: JobStore) -> None:
     made = [job_store.create_job(request(metadata={"lot": str(n % 2)}))[0] for n in range(5)]
     job_store.request_cancel(made[0].id)
