@@ -46,6 +46,7 @@ from .trainable import LORA_TARGETS, TRAINABLE, read_patterns, read_trainable
 
 OPTIMIZER, LEARNING_RATES = "optimizer", "learning_rates"
 MOST_FACTOR, MOST_FACTORS = 1000.0, 64
+MOST_STEPS = 10_000_000  # of one job: each step is a record
 KNOWN = (
     *RANGES, *WORDS, TRAINABLE, LORA_TARGETS, LOSS, CLASS_WEIGHTS, POS_WEIGHT, OPTIMIZER, LEARNING_RATES
 )  # fmt: skip
@@ -115,7 +116,7 @@ def held_out_share(value: float | str, rows: int) -> float:
 
 def resolve(values: Mapping[str, Any], rows: int, max_batch_size: int) -> dict[str, Any]:
     """The values with a number for every ``auto`` but those that the trainer measures; ``rows``: the number of rows to
-    train on (see this file's head).
+    train on (see this file's head). Raises BadHyperparameter for more than `MOST_STEPS`.
 
     Source: ``auto`` is the word of OpenAI's fine-tuning jobs; the rules are ours.
     """
@@ -131,7 +132,10 @@ def resolve(values: Mapping[str, Any], rows: int, max_batch_size: int) -> dict[s
         found["learning_rate_multiplier"] = found["learning_rate"] / USUAL_LEARNING_RATE
     elif found["learning_rate_multiplier"] != AUTO:
         found["learning_rate"] = USUAL_LEARNING_RATE * found["learning_rate_multiplier"]
-    steps = steps_per_epoch * found["n_epochs"]
+    if (steps := steps_per_epoch * found["n_epochs"]) > MOST_STEPS:
+        so_many = f"{found['n_epochs']} passes over {rows} rows in batches of {found['batch_size']}"
+        fault = f"{so_many} are {steps} steps, expected at most {MOST_STEPS}"
+        raise bad("n_epochs", f"{fault}; lower n_epochs, or raise batch_size or accumulation")
     if found["warmup_steps"] != AUTO:
         found["warmup_ratio"] = min(found["warmup_steps"] / steps, RANGES["warmup_ratio"].high)
     elif found["warmup_ratio"] == AUTO:

@@ -103,6 +103,16 @@ def test_numbers_are_whole_where_they_count_and_come_back_as_such() -> None:
         read_hyperparameters({"hyperparameters": {"max_floor_hits": 2.5}})
 
 
+def test_more_steps_than_a_job_may_make_are_refused_with_the_settings_that_make_fewer() -> None:
+    values = read_hyperparameters({"hyperparameters": {"n_epochs": 1000, "batch_size": 10}})
+    assert resolve(values, 100_000, 8)["n_epochs"] == 1000, "just as many"
+    with pytest.raises(
+        BadInput, match=r"n_epochs: 1000 passes .* 10001000 steps, .* raise batch_size"
+    ) as caught:
+        resolve(values, 100_010, 8)
+    assert caught.value.param == "n_epochs"
+
+
 def test_an_opt_level_and_a_precision_that_contradict_each_other_are_refused() -> None:
     def read(**asked: str) -> tuple[str, str]:
         found = read_hyperparameters({"hyperparameters": asked})
