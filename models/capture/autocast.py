@@ -116,8 +116,10 @@ def see_transformers() -> None:
     if theirs is None:
         return
     for module in list(sys.modules.values()):
-        if vars(module).get("maybe_autocast") is theirs:
-            vars(module)["maybe_autocast"] = _region
+        # Python blocks an import by None in a module's place.
+        names = getattr(module, "__dict__", {})
+        if names.get("maybe_autocast") is theirs:
+            names["maybe_autocast"] = _region
 
 
 def _region(

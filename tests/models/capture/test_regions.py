@@ -1,15 +1,17 @@
 """Regions and control flow in captured programs: islands are written down, halves are not, bodies are checked."""
 
 import json
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from halfeven.models.archive.archive import load_program, save_program
-from halfeven.models.capture.autocast import original_in_fp32
+from halfeven.models.capture.autocast import original_in_fp32, see_transformers
 from halfeven.models.capture.capture import normalise
 from halfeven.models.capture.regions import ISLAND
 from halfeven.models.errors import CaptureFailed, DamagedFile
@@ -115,6 +117,17 @@ def test_autocast_is_torchs_own_again_after_a_capture() -> None:
     assert (torch.autocast.__enter__, torch.amp.custom_fwd, torch.cuda.amp.custom_fwd) == before
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+
+
+def test_a_blocked_import_is_passed_over_where_transformers_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generic, theirs = ModuleType("transformers.utils.generic"), object()
+    vars(generic)["maybe_autocast"] = theirs
+    monkeypatch.setitem(sys.modules, generic.__name__, generic)
+    monkeypatch.setitem(sys.modules, "blocked", None)
+    see_transformers()
+    assert vars(generic)["maybe_autocast"] is not theirs
 
 
 def test_gradient_regions_are_taken_in_whatever_they_are_nested_in() -> None:
