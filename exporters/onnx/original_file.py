@@ -20,7 +20,7 @@ from ..proof.threads import threads_now
 from ..question import Question
 from ..search.delta_debugging import NOT_ASKED
 from .precision.op_lists import LOWER
-from .reading.bounded_file import tensors
+from .reading.bounded_file import bytes_of, tensors
 from .reading.graph import FLOATING, ONNX, walk
 from .reading.large_files import save
 
@@ -101,7 +101,7 @@ class OriginalFile(Maker):
 
     def facts(self) -> dict[str, Any]:
         nodes = sum(1 for _ in walk(self.model.graph))
-        size = sum(len(tensor.SerializeToString()) for tensor in tensors(self.model))
+        size = sum(map(bytes_of, tensors(self.model)))
         none = Half(nodes, 0, nodes, (), 0, size, size)
         return none.facts() | {"search": NOT_ASKED, "original_because": self.because}
 

@@ -13,6 +13,7 @@ from ....models.errors import BadFolder
 from ....models.spec.batch_axis import batch_back, batch_first
 from ....models.spec.spec import ModelSpec, TensorSpec
 from .graph import ForeignProgram, Names, graphs, names_in, walk
+from .large_files import weights_as_inputs
 
 BATCH_AXIS = "__batch_axis"  # at the end of the name of such a Transpose
 
@@ -105,7 +106,7 @@ def keep_squeezed_batch(model: ModelProto) -> None:
     squeezes = [node for node in walk(model.graph) if node.op_type == "Squeeze" and not _has_axes(node)]
     if not squeezes:
         return
-    inferred = shape_inference.infer_shapes(model)
+    inferred = shape_inference.infer_shapes(weights_as_inputs(model))  # it takes at most 2 GiB
     known = {value.name: value for value in (*inferred.graph.value_info, *inferred.graph.input)}
     opset = max((one.version for one in model.opset_import if not one.domain), default=0)
     for node in squeezes:

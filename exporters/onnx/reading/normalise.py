@@ -39,7 +39,7 @@ from .graph import (
     small_constants,
     walk,
 )
-from .large_files import check
+from .large_files import check, is_large
 from .runtime_norms import as_onnx_has_them
 from .signature import sizes_of
 from .typing import value_types
@@ -63,6 +63,11 @@ def normalise(model: ModelProto, path: Path) -> ForeignProgram:
     model.graph.name = model.graph.name or "graph"  # the checker wants one, ONNX Runtime none
     model = in_order(as_onnx_has_them(model), path)
     if model.functions:
+        if is_large(model):
+            raise BadFolder(
+                f"{path} has local functions, and weights of 2 GiB or more, with which they cannot be inlined here: "
+                "save it again with its functions inlined"
+            )
         notes.append(f"{len(model.functions)} local functions were inlined")
         write_defaults(model)
         model = in_order(inline_local_functions(model, convert_version=True), path)

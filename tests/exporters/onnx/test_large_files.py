@@ -5,9 +5,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from google.protobuf.message import EncodeError
+from halfeven.exporters.onnx.original_file import OriginalFile
 from halfeven.exporters.onnx.reading import large_files
+from halfeven.exporters.onnx.reading.batch_first import keep_squeezed_batch
 from halfeven.exporters.onnx.reading.bounded_file import read_model
+from halfeven.exporters.onnx.reading.normalise import normalise
 from halfeven.exporters.torch.onnx_form import export
+from halfeven.models.errors import BadFolder
 from halfeven.models.store.store import Store
 
 from tests.command_line import run
@@ -51,6 +56,38 @@ def test_a_large_model_that_is_not_valid_is_found_so(tmp_path: Path) -> None:
     model.graph.node[0].input[0] = "nowhere"
     with pytest.raises(onnx.checker.ValidationError):
         large_files.check(model)
+
+
+def test_a_squeeze_of_a_large_model_gets_its_axes_without_its_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    infer = onnx.shape_inference.infer_shapes
+
+    def limited(model: onnx.ModelProto) -> onnx.ModelProto:
+        if model.ByteSize() >= large_files.SELF_CONTAINED_BELOW:
+            raise EncodeError("Failed to serialize proto")
+        return infer(model)
+
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", limited)
+    text = "g (float[n,64] x) => (float y) { h = MatMul(x, w) y = Squeeze(h) }"
+    model = parsed(text, {"w": np.ones((64, 64), np.float32)})
+    keep_squeezed_batch(model)
+    assert [node.op_type for node in model.graph.node] == ["MatMul", "Identity"]
+
+
+def test_a_large_model_with_local_functions_is_not_planned() -> None:
+    text = """g (float[n,64] x) => (float[n,64] y) { h = MatMul(x, w) y = my.twice(h) }
+        <domain: "my", opset_import: ["" : 17]> twice (p) => (q) { q = Add(p, p) }"""
+    model = parsed(text, {"w": np.ones((64, 64), np.float32)}, more=', "my" : 1')
+    with pytest.raises(BadFolder, match="save it again with its functions inlined"):
+        normalise(model, Path("model.onnx"))
+
+
+def test_the_size_of_a_file_that_is_served_as_it_is_is_that_of_its_numbers() -> None:
+    """Protobuf would not write a tensor of 2 GiB, to be measured so."""
+    model, subject = perceptron(), None
+    maker = OriginalFile(subject, model, lambda _: {}, "it is to be")  # type: ignore[arg-type]
+    assert maker.facts()["bytes"] == 4 * (64 * 64 + 64 * 64 + 64)
 
 
 @pytest.mark.slow
