@@ -136,7 +136,8 @@ def join(half: ModelProto, whole: ModelProto) -> None:
     nodes, names, renamed = list(graph.node), Names(taken | made), dict[str, str]()
     for node in parts.custom:
         copy = NodeProto.FromString(node.SerializeToString())
-        for name in parts.constants.keys() & set(node.input) - renamed.keys():
+        own = [name for name in dict.fromkeys(node.input) if name in parts.constants and name not in renamed]
+        for name in own:
             # The node gets a constant of its own: the half may hold this one in half.
             constant, renamed[name] = parts.constants[name], names.fresh(name)
             if isinstance(constant, TensorProto):

@@ -121,14 +121,14 @@ class _Flow:
                 self.masked[value.name] = Masked(held.sentinel_highest, bound=held.largest)
                 self.group[value.name] = _Group(fault=f"the input '{value.name}' itself holds it")
         for node in self.program.graph.node:
-            self.visit(node, {name: constants[name] for name in read_by(node) if name in constants})
+            self.visit(node, {name: constants[name] for name in sorted(read_by(node)) if name in constants})
         for value in self.program.graph.output:
             if value.name in self.masked and not self.masked[value.name].exact:
                 self.group[value.name].fault = f"the output '{value.name}' holds sums of a mask"
         return list({id(group): group for group in self.group.values()}.values())
 
     def visit(self, node: NodeProto, constants: Mapping[str, Masked]) -> None:
-        followed = [name for name in dict.fromkeys(read_by(node)) if name in self.masked]
+        followed = [name for name in sorted(read_by(node)) if name in self.masked]
         if not constants and not followed:
             return
         group = _Group(sites=[(node.name, slot) for slot, name in enumerate(node.input) if name in constants])

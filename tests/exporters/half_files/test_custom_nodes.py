@@ -10,6 +10,7 @@ import pytest
 from halfeven.exporters.conversion.convert import Options
 from halfeven.exporters.exported.file_rows import write_npz
 from halfeven.exporters.half_files.half_file import EQUAL, write_half
+from halfeven.exporters.onnx.custom_nodes import cut, join
 from halfeven.exporters.onnx.runtime import loaded
 from halfeven.models.errors import BadFolder, BadSamples
 from halfeven.serve.python_api import drop_in
@@ -163,6 +164,17 @@ def test_recorded_answers_that_are_missing_are_named_with_their_shape(tmp_path: 
     with pytest.raises(BadSamples, match=r"misspelt\.npz: cannot be read \(No such file"):
         write_half(tmp_path / "bare.onnx", tmp_path / "half.onnx", Options(samples=tmp_path / "misspelt.npz"))
     assert not (tmp_path / "half.onnx").exists()
+
+
+def test_the_constants_of_a_custom_node_stand_in_the_half_in_the_order_in_which_it_reads_them() -> None:
+    names = [f"c{place}" for place in range(8)]
+    whole = net(f"h = MatMul (x, w1) y = trt.plugins.Many (h, {', '.join(names)})")
+    whole.graph.initializer.extend(numpy_helper.from_array(np.ones(1, np.float32), name) for name in names)
+    half = ModelProto.FromString(whole.SerializeToString())
+    cut(half, {})
+    del half.graph.initializer[:]
+    join(half, whole)
+    assert [tensor.name for tensor in half.graph.initializer] == names
 
 
 def test_a_custom_node_in_a_body_is_refused(tmp_path: Path) -> None:

@@ -23,6 +23,13 @@ GIVEN = "g (float[n,6,6] x, bool[n,6,6] hidden) => (float[n,6,6] y, float[n,6,6]
 POOLED = "g (float[n,6,6] x, bool[n,6,6] hidden) => (float[n,6] y) { s = MatMul(x, w) m = Where(hidden, low, s) t = ReduceMax<axes=[2], keepdims=0>(m) y = Clip(t, floor) }"
 
 
+SEVERAL = (
+    "g (float[n,6,6] x, bool[n,6,6] hidden) => (float[n,6,48] y) { s = MatMul(x, w) "
+    + " ".join(f"m{place} = Where(hidden, low{place}, s)" for place in range(8))
+    + f" m = Concat<axis=-1>({', '.join(f'm{place}' for place in range(8))}) y = Softmax<axis=-1>(m) }}"
+)
+
+
 def model(text: str, low: float = LEAST, scale: float = 1.0, **more: object) -> ModelProto:
     weights = {"w": 0.3 * scale * normal(np.random.default_rng(3), 6, 6), "low": f32(low), "one": f32(1.0)}
     return parsed(text, {**weights, **{name: f32(value) for name, value in more.items()}})
@@ -61,6 +68,12 @@ def test_a_floor_stands_only_where_scores_are_added(text: str, floors: int) -> N
     assert sum(node.op_type == "Max" for node in masks.program.nodes) == floors
     numbers = [float(array) for array in masks.program.weights.values() if array.ndim == 0]
     assert LOW in numbers and numbers.count(HIGH) == floors
+
+
+def test_constants_that_are_rewritten_together_have_one_order_in_every_process() -> None:
+    names = [f"low{place}" for place in range(8)]
+    _, masks = rewritten(SEVERAL, **dict.fromkeys(names, LEAST))
+    assert [name for name in masks.program.weights if "low" in name] == [f"{name}__low" for name in names]
 
 
 @pytest.mark.slow
