@@ -16,7 +16,7 @@ from ...gate.divergence import SENTINEL
 from ...policy.classes import Trait, has
 from ...ranges.masks import HIGH, LOW, MAX_SCORE, NEUTRAL, SLACK, Masked, Unknown, chosen, softmax_doubt
 from ...ranges.ranges import Range
-from ..reading.graph import FLOAT, ForeignProgram, Names, names_in, read_by, walk
+from ..reading.graph import FLOAT, ForeignProgram, Names, bodies, names_in, read_by, walk
 from .oracle import Oracle
 
 Arrays = Mapping[str, np.ndarray]
@@ -204,6 +204,8 @@ class Rules:
         """Raises Unknown where no rule covers what the node does with a sentinel."""
         held = [name for name in node.input if name in self.masked]
         op = node.op_type
+        if bodies(node) and not self.masked.keys().isdisjoint(read_by(node)):
+            raise Unknown(f"it reaches the body of '{node.name}' ({op})")
         if not held or has(op, Trait.SEES_SIZES, Trait.SOFTMAX):
             return None
         if op == "Where" and node.input[0] not in self.masked:

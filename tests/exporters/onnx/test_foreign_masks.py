@@ -23,6 +23,7 @@ GIVEN = "g (float[n,6,6] x, bool[n,6,6] hidden) => (float[n,6,6] y, float[n,6,6]
 POOLED = "g (float[n,6,6] x, bool[n,6,6] hidden) => (float[n,6] y) { s = MatMul(x, w) m = Where(hidden, low, s) t = ReduceMax<axes=[2], keepdims=0>(m) y = Clip(t, floor) }"
 
 
+CAPTURED = "g (float[n,6,6] x, bool[n,6,6] hidden) => (float[n,6,6] y) { s = MatMul(x, w) m = Where(hidden, low, s) t = ReduceMax<keepdims=0>(s) c = Greater(t, one) y = If(c) <then_branch = a () => (float[n,6,6] p) { p = Mul(m, m) }, else_branch = e () => (float[n,6,6] q) { q = Neg(s) }> }"
 SEVERAL = (
     "g (float[n,6,6] x, bool[n,6,6] hidden) => (float[n,6,48] y) { s = MatMul(x, w) "
     + " ".join(f"m{place} = Where(hidden, low{place}, s)" for place in range(8))
@@ -109,6 +110,7 @@ def test_a_clip_above_it_ends_a_sentinel() -> None:
         (POOLED, {"floor": -1e5}),  # the sentinel would come through as LOW
         (CHOSEN.replace("Softmax<axis=-1>(m)", "Sigmoid(m)"), {}),  # no softmax
         (CHOSEN.replace("Softmax<axis=-1>(m)", "Mul(m, m)"), {}),
+        (CAPTURED, {}),  # the body is not looked into
         (CHOSEN.replace("y = Softmax", "k = Greater(m, one) f = Cast<to=1>(k) z = Add(m, f) y = Softmax"), {"one": -1e5}),
     ],
 )  # fmt: skip
