@@ -256,7 +256,8 @@ class Oracle:
             return np.ascontiguousarray(np.stack(column, axis))
         shape = [dim.dim_value for dim in declared.type.tensor_type.shape.dim]
         shape.insert(axis, 0)
-        return np.zeros(shape, np.float32 if self._types[name] in (FLOAT, *_HALF_TYPES) else np.int64)
+        type_ = FLOAT if self._types[name] in _HALF_TYPES else self._types[name]
+        return np.zeros(shape, helper.tensor_dtype_to_np_dtype(type_))
 
 
 def _integer(node: NodeProto, name: str) -> int:

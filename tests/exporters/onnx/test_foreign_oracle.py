@@ -171,6 +171,18 @@ def test_a_scan_backwards_and_a_loop_without_a_trip_answer_as_onnx_runtime(tmp_p
         assert all(np.allclose(expected[name], came[name], rtol=1e-5, atol=1e-6) for name in expected)
 
 
+@pytest.mark.parametrize("type_", ["bool", "double", "int32", "float"])
+def test_what_a_loop_without_a_pass_gives_has_its_type(type_: str) -> None:
+    """(ONNX Runtime runs no Scan of no rows.)"""
+    text = f"""g (float[6] x, int64 n, bool yes) => ({type_}[a,6] all) {{ last, all = Loop(n, yes, x) <body =
+        b (int64 i, bool k, float[6] s0) => (bool k2, float[6] s1, {type_}[6] o) {{ k2 = Identity(k) s1 = Tanh(s0)
+        o = Cast<to={TensorProto.DataType.Value(type_.upper())}>(s0) }}> }}"""
+    given = {"x": np.zeros(6, np.float32), "n": np.array(0), "yes": np.array(True)}
+    expected = np.asarray(_unoptimised(parsed(text)).run(["all"], given)[0])
+    came = Oracle(parsed(text), {}).run(given)["all"]
+    assert (came.dtype, came.shape) == (expected.dtype, expected.shape)
+
+
 def test_weights_round_as_torchs_half_does_with_sign_and_zeros_and_no_clamp() -> None:
     x = spread()
     with np.errstate(over="ignore"):
