@@ -13,6 +13,7 @@ from ....models.folder.package import Precision
 from ....models.spec.spec import ModelSpec
 from ...graph.actions import Action, Kept
 from ...graph.backend import NEVER_RUN, Candidate, GraphNode, Observe, computed_from, not_shown
+from ...graph.invented_bounds import PASSES_AT_LEAST, ROOM
 from ...graph.traffic import Cast, Traffic
 from ...inputs.perturbed import perturbed_if_small
 from ...inputs.samples import Samples, executions, few, more_executions
@@ -29,7 +30,7 @@ from .dtypes import Dtypes
 from .file_rules import FileRules
 from .masks import rewrite_masks
 from .op_lists import ops
-from .oracle import Oracle, to_half_and_back, to_mantissa
+from .oracle import MOST_PASSES, Oracle, to_half_and_back, to_mantissa
 from .profile import Range, never_run, node_profile, profile
 from .rewrite import HalfGraph
 from .ties import ties_of
@@ -53,6 +54,7 @@ class FileGraph:
     masks: tuple[str, ...] = ()
     searched: tuple[Kept, ...] = ()
     placed: Dtypes | None = None
+    most_passes: int = MOST_PASSES  # of a Loop of the half
     _widened: dict[int, Any] = field(default_factory=dict)  # `Oracle`
 
     @property
@@ -101,7 +103,7 @@ class FileGraph:
     def run(self, graph: HalfGraph, floor: bool = False, observe: Observe | None = None) -> Answers:
         rounding = to_mantissa if floor else to_half_and_back
         seen = observe and by_node(graph.model, observe)
-        return Oracle(graph.model, graph.weights, rounding, seen, self._widened).run
+        return Oracle(graph.model, graph.weights, rounding, seen, self._widened, self.most_passes).run
 
     def repaired(self) -> None:
         """None: no repairs are known for files but those of masks."""
@@ -224,7 +226,18 @@ def file_graph(
     held |= {**masks.keep, **dict.fromkeys(hidden, not_shown(fp32_outputs))}
     rules.hold_back(ranges, lambda: profile(program, odd.values(), dtype), held)
     profiled = node_profile(program, ranges, dtype, len(measured))
-    return replace(graph, rules=rules, masks=masks.done, profiled=profiled)
+    most = _most_passes(program, measured)
+    return replace(graph, rules=rules, masks=masks.done, profiled=profiled, most_passes=most)
+
+
+def _most_passes(program: ForeignProgram, measured: Sequence[Arrays]) -> int:
+    """The passes that a Loop of the half may make, as `bounded_answers` has them for the original."""
+    if not any(node.op_type == "Loop" for node in program.nodes):
+        return MOST_PASSES
+    oracle = Oracle(program.model, program.weights)
+    for inputs in measured:
+        oracle.run(inputs)
+    return max(PASSES_AT_LEAST, ROOM * oracle.passes)
 
 
 def _idle(

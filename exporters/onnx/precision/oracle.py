@@ -24,6 +24,7 @@ Arrays = Mapping[str, np.ndarray]
 Observe = Callable[[str, np.ndarray, int], None]  # name, value, element type in the graph
 Visit = Callable[[str, Any, Callable[[np.ndarray], dict[str, np.ndarray]]], None]  # name, value, the rest
 
+MOST_PASSES = 1 << 20  # of a Loop that nothing else bounds: one in half may never meet its condition
 _HALF_TYPES = frozenset(HALVES.values())
 _DROPPED_BITS: dict[int, int] = {HALVES["fp16"]: 13, HALVES["bf16"]: 16}  # of FP32's 23 bits of mantissa
 
@@ -85,9 +86,12 @@ class Oracle:
         rounding: Callable[[np.ndarray, int], np.ndarray] = to_half_and_back,
         observe: Observe | None = None,
         widened: dict[int, tuple[np.ndarray, np.ndarray]] | None = None,
+        most_passes: int = MOST_PASSES,
     ) -> None:
-        """``widened``: keeps half weights in FP32 from one oracle to the next that has the same arrays."""
+        """``widened``: keeps half weights in FP32 from one oracle to the next that has the same arrays.
+        ``most_passes``: of a Loop."""
         known = {} if widened is None else widened
+        self.passes, self._most_passes = 0, most_passes  # the most that a Loop has made
         self._model, self._rounding, self._observe = model, rounding, observe
         self._types = value_types(model, weights)
         for name, array in weights.items():
@@ -99,7 +103,7 @@ class Oracle:
     def run(self, inputs: Arrays, visit: Visit | None = None) -> dict[str, np.ndarray]:
         """``visit`` sees every value of the main graph with the rest of the run.
 
-        Raises ExportFailed naming the node where ONNX Runtime cannot run one."""
+        Raises ExportFailed naming the node where ONNX Runtime cannot run one, or a Loop does not end."""
         values: dict[str, Any] = dict(self._weights)
         for value in self._model.graph.input:
             values[value.name] = _wide(inputs[value.name], self._types[value.name])
@@ -203,6 +207,11 @@ class Oracle:
         stacked: list[list[np.ndarray]] = [[] for _ in body.graph.output[1 + len(state) :]]
         trip = 0
         while goes_on and (most is None or trip < most):
+            if trip >= self._most_passes:
+                raise ExportFailed(
+                    f"node '{step.node.name}' (Loop) makes more than {trip} passes with these inputs: expected far "
+                    "fewer, as with the samples; keep what its condition is computed from in FP32 (keep in model.toml)"
+                )
             arguments = [np.asarray(trip, np.int64), np.asarray(goes_on), *state]
             results = self._enter(body, arguments, values)
             goes_on = bool(np.asarray(results[0]).reshape(-1)[0])
@@ -210,6 +219,7 @@ class Oracle:
             for column, value in zip(stacked, results[1 + len(state) :], strict=True):
                 column.append(value)
             trip += 1
+        self.passes = max(self.passes, trip)
         scanned = zip(stacked, body.graph.output[1 + len(state) :], strict=True)
         return [*state, *(self._stack(column, 0, value.name, value) for column, value in scanned)]
 

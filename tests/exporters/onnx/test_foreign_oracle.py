@@ -9,13 +9,15 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.onnx.precision.oracle import Oracle, to_half_and_back, to_mantissa
 from halfeven.exporters.onnx.precision.rewrite import HalfConstants, rounded
 from halfeven.exporters.onnx.reading.graph import HALVES
 from halfeven.exporters.onnx.reading.typing import value_types
+from halfeven.models.errors import ExportFailed
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from tests.exporters.onnx.onnx_files import ConvertedFile, convert, gap_u, parsed
+from tests.exporters.onnx.onnx_files import ConvertedFile, convert, errors_u, gap_u, parsed
 from tests.exporters.onnx.traps import FOREIGN, f32
 
 EDGES = [
@@ -169,6 +171,27 @@ def test_a_scan_backwards_and_a_loop_without_a_trip_answer_as_onnx_runtime(tmp_p
         inputs = {name: array[row] for name, array in samples.items()}
         expected, came = foreign.original_answers()(inputs), foreign.oracle_answers()(inputs)
         assert all(np.allclose(expected[name], came[name], rtol=1e-5, atol=1e-6) for name in expected)
+
+
+GROWING = """g (float[n,8] x) => (float[n,1] y) { h = MatMul(x, w) s = Sigmoid(h) z = Sub(s, s) a = Add(z, one)
+    y = Loop(endless, yes, a) <body = b (int64 i, bool c, float[1,1] p) => (bool o, float[1,1] q)
+    { d = Mul(s, tiny) q = Add(p, d) r = ReduceMax<keepdims=0>(q) o = Less(r, most) }> }"""
+
+
+@pytest.mark.slow
+def test_a_loop_that_half_never_ends_is_refused_and_its_sum_stays_in_fp32(tmp_path: Path) -> None:
+    """In FP16 nothing is added to 1: each addend is less than half a step."""
+    random = np.random.default_rng()
+    numbers = {"one": 1.0, "tiny": 4e-4, "most": 1.003, "w": random.uniform(-0.1, 0.1, (8, 1))}
+    weights = {name: f32(number) for name, number in numbers.items()}
+    weights |= {"yes": np.array(True), "endless": np.array(np.iinfo(np.int64).max)}
+    samples = {"x": f32(random.standard_normal((8, 8)))}
+    foreign = convert(tmp_path, parsed(GROWING, weights), samples, "O3", max_batch_size=1)
+    assert [kept.node for kept in foreign.kept] == ["loop.body.add"]
+    assert errors_u(foreign, {"x": samples["x"][:1]})["y"] <= 4.0
+    half = foreign.maker.graph(foreign.maker.settled.precision, Samples(samples)).half()
+    with pytest.raises(ExportFailed, match=r"'loop' \(Loop\) makes more than \d+ passes"):
+        half({"x": samples["x"][:1]})
 
 
 @pytest.mark.parametrize("type_", ["bool", "double", "int32", "float"])
