@@ -27,7 +27,7 @@ from ..proof.prove import ReferenceRun, answers_of, ask_reference, take
 from ..proof.subject import CPU, Subject
 from ..proof.threads import fixed_threads, threads_now
 from ..question import Answers, Arrays
-from .as_given import AsGiven
+from .as_given import ROWS, AsGiven
 from .bounded_answers import bounded_answers
 from .conversion import ForeignHalf, NotPlanned, read_freed, read_selected, written
 from .original_file import OriginalFile, why_original
@@ -104,9 +104,9 @@ def _planned_subject(
     with fixed_threads(operations.of(row)):
         answers = bounded_answers(original, spec, samples)
         as_given = AsGiven(given, spec, answers)
-        if wrong := as_given.difference(row):
+        rows = [arrays for _, arrays in samples.batches(1 if spec.batched else 0, ROWS)]
+        if wrong := next(filter(None, map(as_given.difference, rows)), None):
             raise NotPlanned(f"{path}: {wrong}")
-        rows = (arrays for _, arrays in samples.batches(1 if spec.batched else 0))
         notes = [*notes, *as_given.notes(rows)]
     subject = _subject(asked, spec, samples, origin, search, notes, answers)
     chooses = choosing(given.graph)

@@ -7,16 +7,19 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from halfeven.exporters.inputs.samples import Samples
+from halfeven.exporters.onnx import forms
 from halfeven.exporters.onnx.as_given import AsGiven
-from halfeven.exporters.onnx.conversion import select
+from halfeven.exporters.onnx.conversion import NotPlanned, select
 from halfeven.exporters.onnx.reading.graph import assembled
 from halfeven.exporters.onnx.reading.normalise import normalise
 from halfeven.exporters.onnx.runtime import runtime_answers
+from halfeven.exporters.question import Answers
 from halfeven.models.store.store import Store
 from onnx import ModelProto
 
 from tests.command_line import run
-from tests.exporters.onnx.onnx_files import parsed, spec_of
+from tests.exporters.onnx.onnx_files import parsed, saved, spec_of
 
 PICTURE = "g (float[n,2,8,8] x) => (float[n,2,h,w] y)"
 LEAKY = '<domain: "my", opset_import: ["" : 17]> leaky <slope: float = 0.7> (p) => (q) { q = LeakyRelu<alpha: float = @slope>(p) }'
@@ -87,6 +90,22 @@ def test_a_file_that_is_read_as_another_model_is_served_as_it_was_given(tmp_path
     )
     original = Store(tmp_path / "store").version("net", 1).file("original.onnx")
     assert onnx.load(original).opset_import[0].version == 11
+
+
+def test_every_one_of_the_first_samples_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misreading may show in one sample alone: in the branch of an If that no other takes."""
+    model = parsed("g (float[n,4] x) => (float[n,4] y) { y = Neg(x) }")
+    x = np.random.default_rng().standard_normal((12, 4)).astype(np.float32)
+    odd = x[5]
+
+    def read(*given: object) -> Answers:
+        return lambda arrays: {"y": np.where((arrays["x"] == odd).all(-1, keepdims=True), 0, -arrays["x"])}
+
+    monkeypatch.setattr(forms, "bounded_answers", read)
+    with pytest.raises(NotPlanned, match="output 'y' is not what ONNX Runtime gives"):
+        forms._planned_subject(
+            tmp_path / "model.onnx", model, saved(tmp_path, model), Samples({"x": x}), {}, None, print
+        )
 
 
 @pytest.mark.parametrize(
