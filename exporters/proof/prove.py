@@ -278,14 +278,15 @@ def _rows(spec: ModelSpec, arrays: Arrays) -> int:
 
 
 def gap(expected: np.ndarray, came: np.ndarray) -> float:
-    """The largest difference as a share of the largest number expected; infinite for other shapes or infinities."""
+    """The largest difference as a share of the largest number expected; infinite for another shape, NaN or infinity."""
     if expected.shape != came.shape or expected.dtype != came.dtype:
         return float("inf")
     with np.errstate(invalid="ignore"):
         one, other = expected.astype(np.float64), came.astype(np.float64)
-        if not np.array_equal(np.isfinite(one), np.isfinite(other)):
-            return float("inf")
         finite = np.isfinite(one)
+        odd = (np.where(np.isfinite(side), 0.0, side) for side in (one, other))
+        if not np.array_equal(*odd, equal_nan=True):
+            return float("inf")
         gap, scale = np.abs(one - other)[finite], np.abs(one)[finite]
     largest = float(scale.max(initial=0.0))
     return float(gap.max(initial=0.0)) / (largest or 1.0)

@@ -181,12 +181,14 @@ def same_alone(
 
 
 def distance(torch: ModuleType, one: "Tensor", other: "Tensor", scale_of: "Tensor | None" = None) -> float:
-    """Largest difference as a share of the largest value; infinite where shapes, dtypes or NaNs differ."""
+    """Largest difference as a share of the largest value; infinite where shapes, dtypes, NaNs or infinities differ."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return float("inf")
     if not one.is_floating_point():
         return 0.0 if torch.equal(one, other) else float("inf")
-    if not torch.equal(torch.isfinite(one), torch.isfinite(other)):
+    if not all(
+        torch.equal(is_odd(one), is_odd(other)) for is_odd in (torch.isnan, torch.isposinf, torch.isneginf)
+    ):
         return float("inf")
     one, other = (torch.nan_to_num(t.double(), 0.0, 0.0, 0.0) for t in (one, other))
     scale = torch.nan_to_num((other if scale_of is None else scale_of).double(), 0.0, 0.0, 0.0).abs()

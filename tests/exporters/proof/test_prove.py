@@ -2,20 +2,24 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 import pytest
+import torch
 from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.proof.prove import (
     MAX_JUDGED,
     ReferenceRun,
     ask_reference,
     check_original_form,
+    gap,
     judged,
     noise_among,
     take,
 )
 from halfeven.exporters.question import Answers, Arrays, Question, RowsDiffer
+from halfeven.models.capture.agreement import distance
 from halfeven.models.errors import ExportFailed
 from halfeven.models.spec.spec import Batching, Dim, ModelSpec, TensorSpec
 
@@ -112,6 +116,14 @@ def test_a_form_that_differs_in_fp32_is_the_exporters_fault_unless_the_program_i
         ExportFailed, match=r"the program itself differs by 0\.\d+ when it is computed in FP64"
     ):
         check_original_form(noisy, moved)
+
+
+@pytest.mark.parametrize("odd", [*permutations([np.nan, np.inf, -np.inf], 2)])
+def test_in_fp32_nan_and_either_infinity_are_three_different_answers(odd: tuple[float, float]) -> None:
+    one, other = (np.array([1.0, number], np.float32) for number in odd)
+    assert gap(one, one) == 0.0 and gap(one, other) == np.inf
+    mine, theirs = torch.tensor(one), torch.tensor(other)
+    assert distance(torch, mine, mine) == 0.0 and distance(torch, mine, theirs) == np.inf
 
 
 def test_rows_that_depend_on_each_other_are_no_noise_of_fp32() -> None:
