@@ -118,6 +118,23 @@ def test_a_form_that_differs_in_fp32_is_the_exporters_fault_unless_the_program_i
         check_original_form(noisy, moved)
 
 
+def test_near_ties_of_the_exported_form_are_not_the_exporters_fault() -> None:
+    run = run_on(16, lambda inputs: {"y": inputs["x"].argsort(-1)})
+    first = np.arange(4) < 1
+
+    def flipped(place: int) -> Answers:
+        return lambda inputs: {"y": np.where(np.arange(4) == place, 7, inputs["x"].argsort(-1))}
+
+    with pytest.raises(ExportFailed):
+        check_original_form(run, flipped(0))
+    tied = replace(
+        run, tie_tolerance=lambda _, reference, __: {"y": np.broadcast_to(first, reference["y"].shape)}
+    )
+    check_original_form(tied, flipped(0))
+    with pytest.raises(ExportFailed):
+        check_original_form(tied, flipped(1))
+
+
 @pytest.mark.parametrize("odd", [*permutations([np.nan, np.inf, -np.inf], 2)])
 def test_in_fp32_nan_and_either_infinity_are_three_different_answers(odd: tuple[float, float]) -> None:
     one, other = (np.array([1.0, number], np.float32) for number in odd)
