@@ -56,9 +56,8 @@ def exported(
 ) -> ExportedProgram:
     """The program as the child exports it."""
     torch.backends.mha.set_fastpath_enabled(False)  # as the child does
-    see_transformers()
     module = module.eval().requires_grad_(False)
-    with torch.no_grad(), warnings.catch_warnings(), original_in_fp32():
+    with torch.no_grad(), warnings.catch_warnings(), original_in_fp32(), see_transformers():
         warnings.simplefilter("ignore")  # torch warns of the weights of recurrent nets
         answer = module(**inputs)
         request = _request(inputs, free, max_batch_size, len(answer) if isinstance(answer, tuple) else 1)

@@ -106,20 +106,26 @@ def custom_fwd(
     return in_fp32
 
 
-def see_transformers() -> None:
+@contextlib.contextmanager
+def see_transformers() -> Iterator[None]:
     """Let transformers keep its FP32 islands (rotary angles) in the program: it leaves them out where autocast is off.
 
-    Call it after its modules were imported with the model. The replacement does the same under live autocast.
+    Enter it after its modules were imported with the model. The replacement does the same under live autocast.
     """
-    generic = sys.modules.get("transformers.utils.generic")
-    theirs = getattr(generic, "maybe_autocast", None)
-    if theirs is None:
-        return
+    theirs = getattr(sys.modules.get("transformers.utils.generic"), "maybe_autocast", _region)
+    _replace_in_modules(theirs, _region)
+    try:
+        yield
+    finally:
+        _replace_in_modules(_region, theirs)
+
+
+def _replace_in_modules(old: Callable[..., Any], new: Callable[..., Any]) -> None:
     for module in list(sys.modules.values()):
         # Python blocks an import by None in a module's place.
         names = getattr(module, "__dict__", {})
-        if names.get("maybe_autocast") is theirs:
-            names["maybe_autocast"] = _region
+        if names.get("maybe_autocast") is old:
+            names["maybe_autocast"] = new
 
 
 def _region(

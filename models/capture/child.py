@@ -125,10 +125,12 @@ def of_program(torch: ModuleType, request: Request, samples: Sequence["Tensor"])
 def attempt(
     torch: ModuleType, request: Request, samples: Sequence["Tensor"], attention: str | None
 ) -> Traced:
+    from .autocast import see_transformers
+
     module, notes = loaded(torch, request, attention)
     flat = Flat(module, request)
     example = rows_of(samples, min(3, max(1, request["max_batch_size"])), request)
-    with torch.no_grad():
+    with torch.no_grad(), see_transformers():
         try:
             program = traced(torch, flat.module, lambda: export(torch, flat, samples, request), example)
             refuse_lacking(module, program)
@@ -144,10 +146,7 @@ def attempt(
 
 def loaded(torch: ModuleType, request: Request, attention: str | None) -> tuple["nn.Module", list[str]]:
     """The module with its weights, in FP32, and what to tell of them."""
-    from .autocast import see_transformers
-
     module = sources.build(torch, request, Path(request["folder"]), attention)
-    see_transformers()
     notes = sources.half_in_checkpoint(request, Path(request["folder"]))
     notes += sources.load_weights(torch, module, request["weights"])
     sources.refuse_lazy(module)

@@ -45,18 +45,19 @@ def looked_at(torch: ModuleType, request: Request) -> dict[str, Any]:
     with torch.no_grad():
         if source.endswith(".pt2"):
             return of_program(torch, folder / source)
-        from .autocast import original_in_fp32
+        from .autocast import original_in_fp32, see_transformers
 
         with original_in_fp32():  # as the capture sees it
             module, _ = child.loaded(torch, request, "sdpa")
-            result, shown = (
-                of_transformers(torch, module, given_to(request))
-                if source.startswith("hf:")
-                else seen(torch, module, given_to(request))
-            )
-            if not result["max_batch_size"]:
-                return result
-            return {**result, **trial_capture.tried(torch, module, shown, result, str(folder))}
+            with see_transformers():
+                result, shown = (
+                    of_transformers(torch, module, given_to(request))
+                    if source.startswith("hf:")
+                    else seen(torch, module, given_to(request))
+                )
+                if not result["max_batch_size"]:
+                    return result
+                return {**result, **trial_capture.tried(torch, module, shown, result, str(folder))}
 
 
 # An exported program says what it takes; it is run for the names and shapes of what it gives.

@@ -1,5 +1,9 @@
 """FP32 means FP32: no TF32 on CUDA, no bf16 products on a CPU. The settings are the process's."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 
 
@@ -21,6 +25,36 @@ def use_true_fp32() -> None:
 def is_true_fp32() -> bool:
     """True if nothing has changed the FP32 settings since `use_true_fp32`."""
     return all(settings.fp32_precision == "ieee" for settings in _settings())
+
+
+@contextmanager
+def settings_kept() -> Iterator[None]:
+    """The process's settings are after the block as they were before it."""
+    products = torch.backends.cuda.matmul
+    convolutions: Any = torch.backends.cudnn  # torch gives its modules no type
+    older = [_older(torch.get_float32_matmul_precision), _older(lambda: convolutions.allow_tf32)]
+    fp16 = products.allow_fp16_reduced_precision_reduction
+    bf16 = products.allow_bf16_reduced_precision_reduction
+    precisions = [settings.fp32_precision for settings in _settings()]
+    try:
+        yield
+    finally:
+        if older[0] is not None:
+            torch.set_float32_matmul_precision(older[0])
+        if older[1] is not None:
+            convolutions.allow_tf32 = older[1]
+        for settings, precision in zip(_settings(), precisions, strict=True):
+            settings.fp32_precision = precision
+        products.allow_fp16_reduced_precision_reduction = fp16
+        products.allow_bf16_reduced_precision_reduction = bf16
+
+
+def _older(read: Callable[[], Any]) -> Any:
+    """A setting of torch's older interface; None where the newer one says another, torch refuses to read it then."""
+    try:
+        return read()
+    except RuntimeError:
+        return None
 
 
 def _settings() -> tuple:  # type: ignore[type-arg]  # torch gives these modules no type

@@ -19,6 +19,7 @@ from ...exporters.guessing.guess import Guess
 from ...exporters.guessing.module_source import guess_module
 from ...exporters.inputs.samples import TARGET
 from ...models.engines.device_choice import device_name
+from ...models.engines.true_fp32 import settings_kept
 from ...models.errors import BadSamples, BadSetting
 from ...models.folder.package import ModelFolder
 from ...models.order.one_order import one_order
@@ -71,6 +72,7 @@ def convert(
         with (
             tempfile.TemporaryDirectory(prefix="halfeven-model-") as scratch,
             one_order(order_bounds()),
+            settings_kept(),
             progress_line("converting") if progress else nullcontext(lambda _: None) as show,
         ):
             asked = _Asked(model, samples, targets or {}, name, kind, Path(scratch))

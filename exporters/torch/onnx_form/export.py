@@ -7,7 +7,7 @@ held once until the file is written, and the file is checked where it lies.
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,10 +63,9 @@ def write_onnx(program: ExportedProgram, spec: ModelSpec, path: Path, metadata: 
 
 
 def _exported(program: ExportedProgram, spec: ModelSpec) -> ir.Model:
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is not installed
     try:
-        with warnings.catch_warnings(), looked_up_once(), decomposed_where_needed():
-            warnings.simplefilter("ignore")
+        # torch.onnx warns that torchvision is not installed.
+        with _without_warnings("torch.onnx"), looked_up_once(), decomposed_where_needed():
             exported = torch.onnx.export(
                 program, dynamo=True, optimize=False, verbose=False, opset_version=OPSET
             )
@@ -135,17 +134,24 @@ def fold_known(model: ir.Model) -> None:
     """Fold in place what torch.onnx leaves to be computed at every call although it is known beforehand: the sizes by
     which it cuts the weights of an LSTM, the scale of an attention. Answers and the names of inputs and outputs stay.
     """
-    logger = logging.getLogger("onnxscript")
+    with _without_warnings("onnxscript"):
+        # onnxscript 0.7 fails at a SplitToSequence into parts of a computed size. What it folded before stays.
+        with suppress(RuntimeError):
+            fold_constants(model, onnx_shape_inference=True, should_fold=_is_worth_it)
+        # sequences that were split up, sizes that no node reads any more
+        RemoveUnusedNodesPass()(model)
+
+
+@contextmanager
+def _without_warnings(name: str) -> Iterator[None]:
+    """In this block Python's warnings are not shown, and of the logger ``name`` only errors."""
+    logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # onnxscript 0.7 fails at a SplitToSequence into parts of a computed size. What it folded before stays.
-            with suppress(RuntimeError):
-                fold_constants(model, onnx_shape_inference=True, should_fold=_is_worth_it)
-            # sequences that were split up, sizes that no node reads any more
-            RemoveUnusedNodesPass()(model)
+            yield
     finally:
         logger.setLevel(level)
 

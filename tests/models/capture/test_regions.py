@@ -119,15 +119,16 @@ def test_autocast_is_torchs_own_again_after_a_capture() -> None:
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
 
 
-def test_a_blocked_import_is_passed_over_where_transformers_is_replaced(
+def test_transformers_is_as_before_after_a_capture_and_a_blocked_import_is_passed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     generic, theirs = ModuleType("transformers.utils.generic"), object()
     vars(generic)["maybe_autocast"] = theirs
     monkeypatch.setitem(sys.modules, generic.__name__, generic)
     monkeypatch.setitem(sys.modules, "blocked", None)
-    see_transformers()
-    assert vars(generic)["maybe_autocast"] is not theirs
+    with see_transformers():
+        assert vars(generic)["maybe_autocast"] is not theirs
+    assert vars(generic)["maybe_autocast"] is theirs
 
 
 def test_gradient_regions_are_taken_in_whatever_they_are_nested_in() -> None:

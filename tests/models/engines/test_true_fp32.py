@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from halfeven.models.engines.true_fp32 import is_true_fp32, use_true_fp32
+from halfeven.models.engines import true_fp32
+from halfeven.models.engines.true_fp32 import is_true_fp32, settings_kept, use_true_fp32
 
 CUDNN: Any = torch.backends.cudnn  # torch gives `conv` no type
 BEFORE: dict[str, Callable[[], None]] = {
@@ -14,6 +15,7 @@ BEFORE: dict[str, Callable[[], None]] = {
     "convolutions": lambda: setattr(CUDNN.conv, "fp32_precision", "tf32"),
     "convolutions, the older way": lambda: setattr(torch.backends.cudnn, "allow_tf32", True),
     "products, the older way": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+    "products, the newer way alone": lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
     "products on a CPU too": lambda: torch.set_float32_matmul_precision("medium"),
 }
 
@@ -39,3 +41,22 @@ def test_the_older_interface_reads_the_same_and_does_not_raise(setting: str) -> 
     use_true_fp32()
     assert not torch.backends.cuda.matmul.allow_tf32 and not torch.backends.cudnn.allow_tf32
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+def all_settings() -> list[object]:
+    products = torch.backends.cuda.matmul
+    older = [lambda: products.allow_tf32, lambda: CUDNN.allow_tf32, torch.get_float32_matmul_precision]
+    reduced = products.allow_fp16_reduced_precision_reduction
+    newer = [settings.fp32_precision for settings in true_fp32._settings()]
+    return [*map(true_fp32._older, older), reduced, *newer]
+
+
+@pytest.mark.parametrize("setting", BEFORE)
+def test_a_conversion_in_the_callers_process_leaves_the_settings_as_they_were(setting: str) -> None:
+    BEFORE[setting]()
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = True
+    before = all_settings()
+    with settings_kept():
+        use_true_fp32()
+        assert is_true_fp32()
+    assert all_settings() == before

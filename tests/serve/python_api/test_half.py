@@ -3,6 +3,7 @@
 import gc
 import io
 import json
+import logging
 import re
 import signal
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 import torch
 import tritonclient.grpc as triton
 from halfeven.models.engines.cpu.setup import CpuSetup
+from halfeven.models.engines.true_fp32 import settings_kept
 from halfeven.models.errors import (
     BadFolder,
     BadInput,
@@ -256,6 +258,17 @@ def test_a_store_of_its_own_is_removed_with_the_half() -> None:
     del half
     gc.collect()
     assert not place.exists()
+
+
+@pytest.mark.slow
+def test_a_conversion_leaves_the_settings_of_the_process_as_they_were() -> None:
+    logger, level = logging.getLogger("torch.onnx"), logging.getLogger("torch.onnx").level
+    with settings_kept():
+        torch.set_float32_matmul_precision("high")
+        given = {"x": np.random.normal(size=(ROWS, 4)).astype(np.float32)}
+        he.convert(nn.Linear(4, 2), samples=given, form="onnx").close()
+        assert torch.get_float32_matmul_precision() == "high" and torch.backends.cuda.matmul.allow_tf32
+    assert logger.level == level
 
 
 @pytest.mark.slow
