@@ -4,8 +4,10 @@ stays."""
 # ruff: noqa: E501  (graphs in their own lines)
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -14,7 +16,7 @@ from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.inputs.synthetic import generate
 from halfeven.exporters.onnx.conversion import read_freed
 from halfeven.exporters.onnx.reading.graph import assembled
-from halfeven.exporters.onnx.runtime import runtime_answers
+from halfeven.exporters.onnx.runtime import answers_alone_differ, runtime_answers
 from halfeven.exporters.torch.onnx_form.decompositions import looked_up_once
 from halfeven.models.folder.package import ModelFolder, Precision
 from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
@@ -200,3 +202,19 @@ def test_nets_that_torch_exported_for_one_row_are_freed(net: str, tmp_path: Path
     with torch.inference_mode():
         alone = torch.cat([made(torch.from_numpy(rows[row : row + 1])) for row in range(8)]).numpy()
     np.testing.assert_allclose(together, alone, rtol=0, atol=1e-4 * np.abs(alone).max())
+
+
+@pytest.mark.parametrize(("steps", "is_same"), [(1, True), (4, False)])
+@pytest.mark.parametrize("half", [np.float16, ml_dtypes.bfloat16])
+def test_an_output_in_half_may_differ_among_other_rows_by_one_step(
+    half: type, steps: int, is_same: bool
+) -> None:
+    x, y = (TensorSpec(name, "FP32", (Dim(), Dim(6, 6))) for name in "xy")
+    samples = Samples({"x": np.random.default_rng().uniform(1.1, 1.9, (8, 6)).astype(np.float32)})
+
+    def answers(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        bits = inputs["x"].astype(half).view(np.uint16)
+        return {"y": (bits + np.uint16(steps if len(bits) > 1 else 0)).view(half)}
+
+    spec = ModelSpec("m", (x,), (y,), 8)
+    assert (answers_alone_differ(spec, samples, answers) is None) == is_same
