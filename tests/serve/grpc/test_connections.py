@@ -65,7 +65,9 @@ def test_a_connection_is_told_how_many_calls_it_may_hold(start: Start) -> None:
 def test_a_connection_that_begins_nothing_ends_with_the_time_for_a_head(start: Start) -> None:
     both = start(limits=replace(DEFAULTS, arrival_seconds=0.3))
     host, _, port = both.grpc.rpartition(":")
-    with socket.create_connection((host, int(port)), 20) as silent:  # seconds: gRPC itself would wait for a minute
+    with socket.create_connection(
+        (host, int(port)), 20
+    ) as silent:  # seconds: gRPC itself would wait for a minute
         while silent.recv(4096):  # the server's own settings, before it closes
             pass
 
