@@ -301,17 +301,17 @@ class Roster:
                 self.decisions.forget(name)
 
     def _follow(self) -> None:
-        self._look_guarded()
-        give_back()
+        self._guarded(self.look)
+        self._guarded(give_back)
         self._readiness.started(self._served.keys() | self._faults.names(), self._served.keys())
         self._first_look.set_result(None)
         pace, pause_s = LookingPace(), LOOK_EVERY_S
         while not self._stopping.wait(pause_s):
-            pause_s = pace.pause_after(self._look_guarded)
+            pause_s = pace.pause_after(lambda: self._guarded(self.look))
 
-    def _look_guarded(self) -> None:
+    def _guarded(self, work: Callable[[], None]) -> None:
         try:
-            self.look()
+            work()
         except OSError as error:
             logger.error("the store cannot be listed; looking again: %s", error)
         except Exception:
