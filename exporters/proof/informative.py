@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from ...models.spec.datatypes import DATATYPES
-from ...models.spec.spec import ParityLimits, TensorSpec
-from ..gate.divergence import SENTINEL
+from ...models.spec.spec import UNIT_ROUNDOFF, ParityLimits, TensorSpec
+from ..gate.divergence import FAINT_U, SENTINEL
+from ..gate.parity import SENTINEL_LANDS
 from ..gate.verdict import ParityReport
 from ..question import Arrays
 from .prove import ReferenceRun
@@ -49,6 +50,12 @@ def why_answers_show_nothing(outputs: Sequence[TensorSpec], asked: Sequence[Arra
             f"the FP32 model answers many different numbers of {SENTINEL:.0e} or more ({_listed(varied)}), and such "
             "numbers count as the values of a mask and are not compared, so nothing is proven of a half; let the model "
             "answer in a larger unit"
+        )
+    if small := [name for name in names if _beside_a_fill(answers[name] for answers in asked)]:
+        return (
+            f"the FP32 model fills masked places with a number beside which all others are no larger than the error "
+            f"that each of them may have ({_listed(small)}), so nothing is proven of a half; fill them with "
+            f"{-SENTINEL:.0e} or less, which counts as the value of a mask"
         )
     informative = any(
         (np.isfinite(answers[name]) & (answers[name] != 0)).any() for answers in asked for name in names
@@ -97,6 +104,23 @@ def _varied_sentinels(answers: Iterable[np.ndarray]) -> bool:
         large = answer[np.isfinite(answer) & (np.abs(answer.astype(np.float64)) >= SENTINEL)]
         seen |= different(large)
     return len(seen) > MOST_OF_MASKS
+
+
+def _beside_a_fill(answers: Iterable[np.ndarray]) -> bool:
+    """True if these arrays repeat one large negative number, which the gate compares, and hold nothing else but numbers
+    that may be lost beside it in a half."""
+    arrays = [*answers]
+    fill = min((float(_compared(one).min(initial=0.0)) for one in arrays), default=0.0)
+    if fill > -SENTINEL_LANDS:
+        return False
+    repeats = sum(int((one == fill).sum()) for one in arrays)
+    others = max(float(np.abs(rest[rest != fill]).max(initial=0.0)) for rest in map(_compared, arrays))
+    return repeats > 1 and 0.0 < others <= FAINT_U * UNIT_ROUNDOFF["bf16"] * -fill
+
+
+def _compared(array: np.ndarray) -> np.ndarray:
+    wide = array.astype(np.float64)
+    return wide[np.abs(wide) < SENTINEL]
 
 
 def different(numbers: np.ndarray) -> set[float]:

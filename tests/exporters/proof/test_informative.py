@@ -24,8 +24,12 @@ def masked(x: np.ndarray) -> np.ndarray:
         (lambda x: (np.abs(x) + 1) * np.float32(1e10), ["z"]),
         (lambda x: masked(x) + np.float32(-2e9), ["z"]),
         (lambda x: x * np.float32(2e9), ["z"]),
-        (lambda x: masked(x) * np.float32(2) + masked(x - 1) + 100 * x, []),
+        (lambda x: masked(x) * np.float32(2) + masked(x - 1) - 100 * np.abs(x), []),
         (masked, []),
+        (lambda x: np.where(x < 0, np.float32(-1e4), 8 * x), ["z"]),
+        (lambda x: np.where(x < 0, np.float32(-1e8), 8 * x), ["z"]),
+        (lambda x: np.where(x < 0, np.float32(-1e4), 1e4 * x), []),
+        (lambda x: np.where(x < 0, np.float32(-1e9), 8 * x), []),
         (lambda x: x.astype(np.float16), []),
     ],
 )
