@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...models.errors import BadInput, BadSetting, Conflict, DamagedFile, NewerFormat, ParityRefused
-from ...models.files.durable import fsync, locked, passing_folder, remove_dead_folders
+from ...models.files.durable import fsync, locked, remove_dead_folders, temporary_folder
 from ...models.store.manifest import sha256_of, write_manifest
 from ...models.store.store import LIVE, Store, Version
 from ..conversion.convert import Options, convert
@@ -40,7 +40,9 @@ FP32: Verdict = "fp32"
 REFUSED: Verdict = "refused"
 # Limits beyond these prove nothing, whatever a proof says.
 WIDEST_U, LOWEST_DB, LARGEST_SHARE = 64.0, 10.0, 0.5
-_PASSING = ".halfeven-fp16-"  # folders of one run alone; those of a run that was killed go with the next one
+_TEMPORARY = (
+    ".halfeven-fp16-"  # folders of one run alone; those of a run that was killed go with the next one
+)
 _FORMER = "former.proof"  # in the hidden folder: the proof that another takes the place of
 _AGAIN = "write it again from the model (halfeven fp16)"
 
@@ -99,8 +101,8 @@ def write_half(
             _finish(target)
     shared = Path(tempfile.gettempdir())
     for place in (shared, target.parent):
-        remove_dead_folders(place.glob(f"{_PASSING}*"))
-    with passing_folder(shared, _PASSING) as place:
+        remove_dead_folders(place.glob(f"{_TEMPORARY}*"))
+    with temporary_folder(shared, _TEMPORARY) as place:
         asked = replace(options or Options(), forms=("onnx",))
         around = around_custom(source, asked.samples, asked.name, place / "cut")
         asked = replace(asked, samples=around.samples) if around else asked
@@ -174,7 +176,7 @@ def _written(
     version: Version, source: Path, target: Path, around: AroundCustom | None, notify: Notify
 ) -> dict[str, Any]:
     """Write both; gives their paths and the digest of the file."""
-    with passing_folder(target.parent, _PASSING) as place:
+    with temporary_folder(target.parent, _TEMPORARY) as place:
         draft = place / "whole" / proof_folder(target).name
         facts = export(version, "onnxruntime", draft, notify)
         data = target.with_suffix(DATA).name  # of a large half alone; two halves may stand in one folder

@@ -43,7 +43,7 @@ def settings_kept() -> Iterator[None]:
             torch.set_float32_matmul_precision(older[0])
         if older[1] is not None:
             convolutions.allow_tf32 = older[1]
-        # That of all goes last: setting that of oneDNN sets it too.
+        # The setting for all comes last: torch changes it when oneDNN's own is set.
         for settings, precision in reversed([*zip(_settings(), precisions, strict=True)]):
             settings.fp32_precision = precision
         products.allow_fp16_reduced_precision_reduction = fp16

@@ -129,7 +129,7 @@ def _locked_file(path: Path) -> tuple[int, str]:
 
 
 @contextmanager
-def passing_folder(place: Path, prefix: str) -> Iterator[Path]:
+def temporary_folder(place: Path, prefix: str) -> Iterator[Path]:
     """A new folder in ``place``, which is made where there is none. The folder vanishes when the block ends; where the
     process is killed, `remove_dead_folders` deletes it: the system gives its lock back however the process ends."""
     path, lock = _locked_folder(place, prefix)
@@ -156,7 +156,7 @@ def _locked_folder(place: Path, prefix: str) -> tuple[Path, int]:
 
 
 def remove_dead_folders(paths: Iterable[Path]) -> None:
-    """Delete those of the folders of `passing_folder` whose processes were killed: their locks are gone."""
+    """Delete those of the folders of `temporary_folder` whose processes were killed: their locks are gone."""
     for path in paths:
         try:
             lock = os.open(path, _FOLDER)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import BadInput, Conflict, DamagedFile, StoreUnusable, UnknownName
-from ..files.durable import fsync, passing_folder, remove_dead_files, remove_dead_folders, replace_text
+from ..files.durable import fsync, remove_dead_files, remove_dead_folders, replace_text, temporary_folder
 from ..files.opened_file import OpenedFile, opened_named
 from ..files.stored_json import Opener, json_of, stored_bytes
 from ..folder.model_name import NAME
@@ -323,7 +323,7 @@ class Store:
         self.remove_dead_drafts()
         folder = self._folder(name)
         try:
-            with passing_folder(folder, ".draft-") as path:
+            with temporary_folder(folder, ".draft-") as path:
                 yield Draft(self, name, path)
         finally:
             with suppress(OSError):  # a folder that holds something stays
