@@ -5,6 +5,7 @@ which a checkpoint keeps), checkpoint, note (with a ``code``), and as the last o
 goes on from a checkpoint reports ``resumed`` and the lines of the log until there again, each with ``replayed``.
 """
 
+import copy
 import hashlib
 import json
 import math
@@ -29,7 +30,6 @@ from .first_steps import first_steps, idle_sentence, slow_precision, without_gra
 from .loop.amp import Loop
 from .loop.loop_state import copied, numbers_of, put_back, tensors_of
 from .loop.ranks import ranks_of
-from .loop.scaler_recorder import ScalerRecorder
 from .loop.seeding import seed_everything
 from .loop.setting_names import NO_GRADIENT, NONE, STATE_FILE
 from .loop.training_terms import DATA_FAULTS, NO_ROWS, StepRecord, Stopped, audit, finite_names
@@ -213,7 +213,8 @@ class TrainingJob:
         """The steps that are left; a last line where the server ended them."""
         self._memory.enter(STEPS)
         if isinstance(self.loop, Loop) and self.loop.scaler.is_enabled():
-            self.loop.recorder = ScalerRecorder(self.loop.module)
+            half = self._trainee.half
+            self.loop.record_overflows(copy.deepcopy if half is None else half.copied)
         for record in self.loop.run():
             self._log(self._line(record))
             if self.loop.done == 1 and record.cause not in (*DATA_FAULTS, NO_ROWS):

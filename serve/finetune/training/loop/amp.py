@@ -14,13 +14,14 @@ A batch larger than the model takes is passed in parts, each with its own backwa
 next part begins.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from .batch_loop import BatchLoop
 from .learner import learner_of
+from .overflow_search import Rerun
 from .passes import LossOf, PartsOf, Passes, Quarantine, restore, snapshot, whole
 from .ranks import ALONE, Ranks
 from .scaler_recorder import ScalerRecorder, overflow_of
@@ -60,6 +61,12 @@ class Loop(BatchLoop):
         self.quarantine = Quarantine(rows)
         self.diagnose(self.learner, self.passes)
         self.recorder: ScalerRecorder | None = None
+
+    def record_overflows(self, copied: Callable[[nn.Module], nn.Module]) -> None:
+        """From now on the record of a step that is skipped names where its numbers left the range of half.
+        ``copied``: see `Rerun`."""
+        rerun = Rerun(self.passes.forward_again, self.passes.backward_context, copied)
+        self.recorder = ScalerRecorder(self.module, rerun=rerun)
 
     def state_of_rows(self) -> dict[str, Tensor]:
         return {"good": self.passes.good, "quarantined": self.quarantine.rows}

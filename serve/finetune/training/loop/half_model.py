@@ -7,6 +7,7 @@ norm). Needs torch alone.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -80,6 +81,14 @@ class HalfModel:
                 if one._version != versions[name]:  # a buffer that forward has changed
                     own[name].copy_(one)
         return answers
+
+    def copied(self, module: nn.Module) -> nn.Module:
+        """A copy of ``module`` whose weights have the types in which a forward computes."""
+        copied = deepcopy(module)
+        for name, one in (*copied.named_parameters(), *copied.named_buffers()):
+            if one.is_floating_point() and not self._is_spared(name):
+                one.data = one.data.to(self.dtype)
+        return copied
 
     @contextmanager
     def as_if(self, precision: str, module: str | None = None) -> Iterator[None]:

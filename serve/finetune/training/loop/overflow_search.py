@@ -1,8 +1,8 @@
 """Finds where the numbers of one pass left half's range: layer, operation, rows. Needs torch and numpy.
 
-The pass is run again as it was (inputs, random numbers, autocast), by a copy of the module, and each operation is
-looked at, forward and backward, in the order in which they run. The first whose result is not finite although what it
-was given is, is named.
+The pass is run again as it was (inputs, random numbers, autocast, emulated products), by a copy of the module, and
+each operation is looked at, forward and backward, in the order in which they run. The first whose result is not finite
+although what it was given is, is named.
 """
 
 import contextlib
@@ -20,6 +20,17 @@ from .seeding import generators_untouched, set_torch_generators
 
 MOST_ROWS = 16  # rows that are named
 _ALONE = 64  # rows that are tried one by one
+Context = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """The terms of a second run of a pass: the contexts of its two directions, and the copy of the module that is run. It
+    is a copy because a module may keep more of a pass than its buffers."""
+
+    forward: Context
+    backward: Context = contextlib.nullcontext
+    copied: Callable[[nn.Module], nn.Module] = copy.deepcopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +66,7 @@ class Pass:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     generators: Mapping[str, Tensor]  # of torch (`seeding.torch_generators`)
-    casts: tuple[str, bool, torch.dtype]
+    rerun: Rerun
     gradients: dict[int, Tensor] = field(default_factory=dict)
     net: str = ""
 
@@ -82,11 +93,10 @@ class Found:
 
 def search(module: nn.Module, one: Pass) -> Found | None:
     """The first operation of the pass whose result is not finite; None where all are."""
-    module = copy.deepcopy(module)  # a module may keep more of a pass than its buffers
+    module = one.rerun.copied(module)
     args, kwargs = tree_map(_cut, (one.args, dict(one.kwargs)))
     with _as_it_was(one), _Operations(module, one.rows) as operations:
-        device, enabled, dtype = one.casts
-        with torch.autocast(device, dtype=dtype, enabled=enabled):
+        with one.rerun.forward():
             output = module(*args, **kwargs)
         results = tensors_of(output)
         if operations.found is not None and not (operations.filled and all_finite(results)):
@@ -99,7 +109,8 @@ def search(module: nn.Module, one: Pass) -> Found | None:
                 return Found(
                     "the loss", "its gradient", "backward", rows_of(gradient, one.rows), entered=True
                 )
-        return operations.backward(given, tensors_of((args, kwargs))) or operations.found
+        with one.rerun.backward():
+            return operations.backward(given, tensors_of((args, kwargs))) or operations.found
 
 
 def _cut(one: Any) -> Any:

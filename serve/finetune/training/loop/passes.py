@@ -104,6 +104,10 @@ class Passes:
         """Around a forward: in the precision of the training, or in another one."""
         return autocast_of(self._settings_in(precision), self.kind, self.module, self._saturation)
 
+    def forward_again(self) -> AbstractContextManager[None]:
+        """Around a forward that is run again without its loss: nothing is learnt of it about the loss."""
+        return autocast_of(self.settings, self.kind, self.module)
+
     def backward_context(self, precision: str | None = None) -> AbstractContextManager[Any]:
         return emulated_context(self._settings_in(precision), self.kind)
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from .overflow_search import Found, Overflow, Pass, search, tensors_of
+from .overflow_search import Context, Found, Overflow, Pass, Rerun, search, tensors_of
 from .seeding import torch_generators
 from .training_terms import GRADIENT_OVERFLOW
 
@@ -37,15 +37,18 @@ class ScalerRecorder:
     """Watches a module, or several by name, and their scaler until `close`, or until the end of a `with` block."""
 
     def __init__(
-        self, module: nn.Module | Mapping[str, nn.Module], scaler: torch.amp.GradScaler | None = None
-    ) -> None:
-        """Nothing is watched but the module where there is no ``scaler``: the caller says `taken` or `look`."""
+        self, module: nn.Module | Mapping[str, nn.Module], scaler: torch.amp.GradScaler | None = None,
+        rerun: Rerun | None = None,
+    ) -> None:  # fmt: skip
+        """Nothing is watched but the module where there is no ``scaler``: the caller says `taken` or `look`. Without
+        ``rerun`` a forward is run again under the autocast that it had."""
         self.records: deque[Overflow] = deque(maxlen=MOST_RECORDS)
         self.skipped = 0
         self._nets = {"": module} if isinstance(module, nn.Module) else dict(module)
         self._scaler, self._steps, self._searches = scaler, 0, 0
+        self._rerun = rerun
         self._passes: deque[Pass] = deque(maxlen=MOST_PASSES * len(self._nets))
-        self.failed: str | None = None  # why a search ended without an answer
+        self.failed: str | None = None  # why the last search ended without an answer
         self._optimizers: dict[torch.optim.Optimizer, RemovableHandle] = {}
         weights = (one for net in self._nets.values() for one in net.parameters())
         self._device = next((one.device.type for one in weights), "cpu")
@@ -89,6 +92,7 @@ class ScalerRecorder:
 
     def _looked(self, scale: float, owned: Sequence[str], step: int) -> Overflow | None:
         self.skipped += 1
+        self.failed = None
         if self._searches >= MOST_SEARCHES:
             return None
         self._searches += 1
@@ -97,7 +101,7 @@ class ScalerRecorder:
         try:
             found = self._searched(owned)
         except Exception as error:  # no room, a module that cannot be copied: the training goes on
-            self.failed, found = f"{type(error).__name__}: {error}", None
+            self.failed, found = f"{type(error).__name__}: {error}".partition("\n")[0][:200], None
         finally:
             self._handles = self._watch()
         if found is None:
@@ -139,9 +143,8 @@ class ScalerRecorder:
 
     def _before(self, net: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.is_grad_enabled() and module.training:
-            device = self._device
-            casts = (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-            self._passes.append(Pass(args, kwargs, torch_generators(), casts, net=net))
+            rerun = self._rerun or Rerun(_autocast_now(self._device))
+            self._passes.append(Pass(args, kwargs, torch_generators(), rerun, net=net))
 
     def _behind(self, net: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if not torch.is_grad_enabled() or not module.training:
@@ -200,6 +203,12 @@ class ScalerRecorder:
         return any(bool(flag.item()) for flag in flags.values())
 
 
+def _autocast_now(device: str) -> Context:
+    """The autocast of this moment on a device of this kind."""
+    dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+    return partial(torch.autocast, device, dtype=dtype, enabled=enabled)
+
+
 def overflow_of(
     recorder: ScalerRecorder | None, cause: str | None, scale: float, batch: Tensor
 ) -> tuple[str, tuple[int, ...]] | None:
@@ -213,5 +222,7 @@ def overflow_of(
     whole = recorder.rows == len(batch)
     overflow = recorder.look(scale) if cause == GRADIENT_OVERFLOW else recorder.taken()
     if overflow is None:
-        return None
+        if cause != GRADIENT_OVERFLOW or recorder.failed is None:
+            return None
+        return f"the search for where values left the range of half failed: {recorder.failed}", ()
     return str(replace(overflow, rows=())), tuple(batch[list(overflow.rows)].tolist()) if whole else ()

@@ -1,14 +1,18 @@
 # ruff: noqa: E501 (a table, one case a line)
 """The flight recorder of skipped steps: what it names, that it changes no bit, that a taken step costs no operation."""
 
+import copy
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from halfeven.serve.finetune.training.loop.amp import Loop
+from halfeven.serve.finetune.training.loop.half_model import HalfModel
 from halfeven.serve.finetune.training.loop.overflow_search import Overflow
 from halfeven.serve.finetune.training.loop.scaler_recorder import MOST_RECORDS, ScalerRecorder
+from halfeven.serve.finetune.training.loop.setting_names import EMULATED
 from halfeven.serve.finetune.training.loop.training_terms import GRADIENT_OVERFLOW, Settings
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -312,3 +316,56 @@ def test_a_step_of_our_own_loop_tells_the_row_and_learns_the_same(watched: bool)
             ("the gradients of the loss left the range of half first, in its gradient", (17,))
         }
         assert not recorder._passes
+
+
+class Seen(TorchDispatchMode):
+    """Notes the type of what each product of matrices or layers is given, below all other modes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: set[tuple[str, torch.dtype]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in ("mm", "addmm", "convolution", "convolution_backward"):
+            self.given.add((name, args[-1 if name == "mm" else 1].dtype))
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_search_emulates_the_products_that_the_training_emulated() -> None:
+    x, counts = torch.rand(16, 1, 8), torch.ones(16)
+    counts[5] = 1e6
+    settings = Settings(n_epochs=1, batch_size=8, precision=EMULATED, init_scale=2.0**8)
+    net = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(12, 4))
+    loop = Loop(net, lambda rows: (net(x[rows]).float().sum(1) * counts[rows]).mean(), 16, settings)
+    loop.record_overflows(copy.deepcopy)
+    with Seen() as seen:
+        skipped = [one.overflow for one in loop.run() if one.cause == GRADIENT_OVERFLOW]
+    assert skipped == [("the gradients of the loss left the range of half first, in its gradient", (5,))]
+    assert {name for name, _ in seen.given} == {"mm", "addmm", "convolution", "convolution_backward"}
+    assert {dtype for _, dtype in seen.given} == {torch.float32}
+
+
+@pytest.mark.parametrize("level", ["O2", "O3"])
+def test_an_overflow_of_a_half_model_is_named(level: str) -> None:
+    settings = Settings(n_epochs=1, batch_size=ROWS, precision="fp16", opt_level=level, init_scale=2.0**9)
+    net = net_of(Times(1e-4), Times(2e4))
+    half, x = HalfModel(net, torch.float16, norms=level == "O2"), input_with(0, 1.0)
+    half.look(x[:2])
+    forward: Callable[[Tensor], Tensor] = cast("Any", half)  # one answer
+    loop = Loop(net, lambda rows: (forward(x[rows]).float().sum(1) * row(3)[rows]).sum(), ROWS, settings)
+    loop.record_overflows(half.copied)
+    found = [one.overflow for one in loop.run()]
+    words = "the gradients of 2.1 left the range of half first, in mul (MulBackward0)"
+    assert found == [(words, (3,))]
+
+
+def test_a_search_that_fails_says_why() -> None:
+    net, x = net_of(nn.Identity()), input_with(0, 1.0)
+    net.__dict__["lock"] = threading.Lock()  # it cannot be copied
+    settings = Settings(n_epochs=1, batch_size=ROWS, precision="fp16", init_scale=2.0**20)
+    loop = Loop(net, lambda rows: net(x[rows]).float().sum(), ROWS, settings)
+    loop.record_overflows(copy.deepcopy)
+    found = [one.overflow for one in loop.run()]
+    words = "the search for where values left the range of half failed: TypeError: cannot pickle"
+    assert found[0] is not None and found[0][0].startswith(words) and not found[0][1]
