@@ -41,13 +41,12 @@ def dry_run(
 
 
 def dry_run_sentences(facts: Mapping[str, Any]) -> str:
-    """The result for people: the findings, then what the job would cost or why it would fail."""
+    """The result for people: the findings, then what the job would cost, why it would fail, or why neither is known."""
     lines = [f"{one['code']}: {one['message']}" for one in facts["findings"]]
     rows, trial = facts["rows"], facts["trial"]
     if trial is None:
-        return "\n".join(
-            [*lines, f"the job would fail: {facts['error']['code']}: {facts['error']['message']}"]
-        )
+        begins = "it is not known if the job would fail" if facts["valid"] is None else "the job would fail"
+        return "\n".join([*lines, f"{begins}: {facts['error']['code']}: {facts['error']['message']}"])
     memory = f"{trial['peak_memory_bytes'] / 2**20:.0f} MiB of memory"
     if trial["peak_device_bytes"] is not None:
         memory += f", {trial['peak_device_bytes'] / 2**20:.0f} MiB of the device's"

@@ -27,6 +27,11 @@ from .worker_process import Child, JobFailed, Priority, result_of
 
 STEPS = 2  # the first allocates what the second has
 MOST_SECONDS = 600.0  # of each process: an operator's code that hangs must not hold it for ever
+TOO_SLOW = "TOO_SLOW"
+LIMIT_REACHED = (
+    f"the first steps took more than {MOST_SECONDS:g} s, and a trial ends there. A job has no such limit: create it, "
+    "or train fewer rows a step (batch_size)"
+)
 PRIORITY: Priority = "low"  # not idle: the caller waits for the result of the trial
 NEWEST_JOBS = 50
 CHECK = "halfeven.serve.finetune.jobs.policy_check"
@@ -48,7 +53,8 @@ class TrialRuns:
         self._running = threading.Lock()
 
     def run(self, request: JobRequest, compare: bool = False) -> dict[str, Any]:
-        """The result of trying an admitted job. ``valid``: its first steps can be trained; if not, ``error`` says why.
+        """The result of trying an admitted job. ``valid``: its first steps can be trained; if not, ``error`` says why;
+        None where that was not found out in `MOST_SECONDS`, since a job has no such limit.
         With ``compare`` its precision is chosen whatever it asks for, and ``compared`` has a few steps of each.
 
         Raises Overloaded where another trial runs, NotReady where the server leaves."""
@@ -81,7 +87,7 @@ class TrialRuns:
             error = {"code": failed.code, "message": str(failed)}
         return {
             "object": "fine_tuning.validation",
-            "valid": error is None,
+            "valid": None if error and error["code"] == TOO_SLOW else error is None,
             "error": error,
             "model": request.model,
             "parent_version": request.parent_version,
@@ -133,8 +139,7 @@ class TrialRuns:
                 if self._leaving():
                     raise NotReady("the server is shutting down; ask the next one")
                 if child.seconds > MOST_SECONDS:
-                    message = f"the first steps took more than {MOST_SECONDS:g} s; train fewer rows a step (batch_size)"
-                    raise JobFailed("TOO_SLOW", message)
+                    raise JobFailed(TOO_SLOW, LIMIT_REACHED)
                 last = line if line is not None and line["type"] in ("checked", "tried", "failed") else last
         try:
             return result_of(child, last, what)

@@ -19,14 +19,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 from .seeding import generators_untouched, set_torch_generators
 
 MOST_ROWS = 16  # rows that are named
-_ALONE = 64  # rows that are tried one by one
+_MOST_TRIES = 32  # backward passes that look for them
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """The terms of a second run of a pass: the contexts of its two directions, and the copy of the module that is run. It
-    is a copy because a module may keep more of a pass than its buffers."""
+    """The terms of a second run of a pass: the contexts of its two directions, and the copy of the module that is run.
+    It is a copy because a module may keep more of a pass than its buffers."""
 
     forward: Context
     backward: Context = contextlib.nullcontext
@@ -236,26 +236,29 @@ class _Operations(TorchFunctionMode):
         return torch.autograd.grad(results, weights, gradients, retain_graph=True, allow_unused=True)
 
     def _alone(self, given: Sequence[tuple[Tensor, Tensor]], weights: Sequence[Tensor]) -> tuple[int, ...]:
-        """Rows whose gradient alone is too large; none where only their sum is."""
+        """Rows whose gradient alone is too large; none where only their sum is. Halves of rows are tried, and of each
+        half that is too large its own halves: a pass for each row would cost more than many steps."""
         rows = self._rows
-        if (
-            not rows
-            or rows > _ALONE
-            or any(not gradient.dim() or len(gradient) % rows for _, gradient in given)
-        ):
+        if not rows or any(not gradient.dim() or len(gradient) % rows for _, gradient in given):
             return ()
-        bad = []
-        for row in range(rows):
-            only = [(result, _only(gradient, row, rows)) for result, gradient in given]
-            if not all_finite(self._run(only, weights)):
-                bad.append(row)
-        return tuple(bad[:MOST_ROWS])
+        bad, left, tried = list[int](), [range(rows)], 0
+        while left and len(bad) < MOST_ROWS and tried < _MOST_TRIES:
+            some = left.pop()
+            if len(some) == 1:
+                bad.append(some[0])
+                continue
+            middle, tried = len(some) // 2, tried + 2
+            for half in (some[middle:], some[:middle]):
+                only = [(result, _only(gradient, half, rows)) for result, gradient in given]
+                if not all_finite(self._run(only, weights)):
+                    left.append(half)
+        return tuple(bad)
 
 
-def _only(gradient: Tensor, row: int, rows: int) -> Tensor:
-    kept = torch.zeros_like(gradient)
-    size = len(gradient) // rows
-    kept[row * size : (row + 1) * size] = gradient[row * size : (row + 1) * size]
+def _only(gradient: Tensor, some: range, rows: int) -> Tensor:
+    kept, size = torch.zeros_like(gradient), len(gradient) // rows
+    of_them = slice(some.start * size, some.stop * size)
+    kept[of_them] = gradient[of_them]
     return kept
 
 

@@ -23,6 +23,7 @@ from halfeven.serve.finetune.client.job_command import (
     sentence_of,
 )
 from halfeven.serve.finetune.client.remote import JOBS, Remote
+from halfeven.serve.finetune.jobs.trial_run import LIMIT_REACHED, TOO_SLOW
 from rich.console import Console
 
 from tests.serve.finetune.client.scripted import Answer, Clock, Script, speaking, state, succeeded
@@ -373,5 +374,7 @@ def test_a_dry_run_is_shown_with_its_findings_and_ends_as_the_job_would() -> Non
         "error": {"code": "OUT_OF_MEMORY", "message": "too large"},
     }
     assert dry_run_sentences(memory).splitlines()[1:] == ["the job would fail: OUT_OF_MEMORY: too large"]
+    slow = {**memory, "valid": None, "error": {"code": TOO_SLOW, "message": LIMIT_REACHED}}
+    assert f"it is not known if the job would fail: TOO_SLOW: {LIMIT_REACHED}" in dry_run_sentences(slow)
     rows = {**memory, "error": {"code": "BAD_DATA", "message": "no rows"}}
-    assert [dry_run_exit_code(one) for one in (sound, memory, rows)] == [0, 1, 2]
+    assert [dry_run_exit_code(one) for one in (sound, memory, slow, rows)] == [0, 1, 1, 2]

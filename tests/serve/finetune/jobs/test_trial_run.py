@@ -19,7 +19,7 @@ from halfeven.serve.finetune.data.files import Files, Upload
 from halfeven.serve.finetune.jobs.job_admission import JobAdmission
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import FileRecord
-from halfeven.serve.finetune.jobs.trial_run import TrialRuns, compared
+from halfeven.serve.finetune.jobs.trial_run import TOO_SLOW, TrialRuns, compared
 from halfeven.serve.finetune.jobs.worker_process import JobFailed
 from halfeven.serve.finetune.training.loop.setting_names import EXACT_FIRST, NEARLY
 from rich.console import Console
@@ -190,6 +190,16 @@ def test_a_training_that_fails_is_not_valid_and_the_reason_is_that_of_the_job(
     found = tried(store, tmp_path, precision="fp32")
     assert not found["valid"] and found["trial"] is None
     assert found["error"] == {"code": "OUT_OF_MEMORY", "message": "ran out of memory in net.py"}
+
+
+@pytest.mark.slow
+def test_a_trial_that_reaches_its_limit_says_nothing_of_the_job(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halfeven.serve.finetune.jobs.trial_run.MOST_SECONDS", 0.0)
+    found = tried(store, tmp_path)
+    assert found["valid"] is None and found["trial"] is None
+    assert found["error"]["code"] == TOO_SLOW and "A job has no such limit" in found["error"]["message"]
 
 
 @pytest.mark.slow

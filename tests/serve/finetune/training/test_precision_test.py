@@ -139,6 +139,20 @@ def test_a_slow_precision_is_ended_in_the_middle_of_its_step() -> None:
     )
 
 
+def test_a_precision_that_is_slow_behind_its_backward_pass_is_left_out_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    net, unscale = Fake({"fp32": 1.0, "fp16": 1.0, "bf16": 1.0}), torch.amp.GradScaler.unscale_
+
+    def slow(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+        unscale(scaler, optimizer)
+        net.now += 1000.0 if scaler.is_enabled() else 0.0
+
+    monkeypatch.setattr(torch.amp.GradScaler, "unscale_", slow)
+    found = measuring(net).timed()
+    assert [one.precision for one in found.left_out] == ["fp16"] and "fp16" not in found.seconds
+
+
 def test_what_was_trained_for_the_test_is_undone_and_the_generators_are_as_before() -> None:
     net = Fake(PROCESSORS["AVX-512 with bf16"])
     before = {name: copied(one) for name, one in named_tensors(net).items()}

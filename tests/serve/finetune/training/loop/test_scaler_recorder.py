@@ -10,7 +10,7 @@ import pytest
 import torch
 from halfeven.serve.finetune.training.loop.amp import Loop
 from halfeven.serve.finetune.training.loop.half_model import HalfModel
-from halfeven.serve.finetune.training.loop.overflow_search import Overflow
+from halfeven.serve.finetune.training.loop.overflow_search import Overflow, _Operations
 from halfeven.serve.finetune.training.loop.scaler_recorder import MOST_RECORDS, ScalerRecorder
 from halfeven.serve.finetune.training.loop.setting_names import EMULATED
 from halfeven.serve.finetune.training.loop.training_terms import GRADIENT_OVERFLOW, Settings
@@ -344,6 +344,27 @@ def test_the_search_emulates_the_products_that_the_training_emulated() -> None:
     assert skipped == [("the gradients of the loss left the range of half first, in its gradient", (5,))]
     assert {name for name, _ in seen.given} == {"mm", "addmm", "convolution", "convolution_backward"}
     assert {dtype for _, dtype in seen.given} == {torch.float32}
+
+
+@pytest.mark.parametrize(("row_of_many", "most"), [(37, 13), (None, 3)])
+def test_the_row_is_found_in_few_backward_passes(
+    row_of_many: int | None, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One finds the operation; then two for each halving of the rows, and two where only their sum is too large."""
+    passes, run = list[int](), _Operations._run
+
+    def counted(given: Any, weights: Any) -> Any:
+        passes.append(1)
+        return run(given, weights)
+
+    monkeypatch.setattr(_Operations, "_run", staticmethod(counted))
+    x = torch.full((64, 8), 12.0 if row_of_many is None else 0.01)
+    if row_of_many is not None:
+        x[row_of_many] = 300.0
+    weights = torch.full((64,), 1 / 32 if row_of_many is None else 1 / 8)
+    recorder, _ = one_step(nn.Sequential(nn.Linear(8, 4)), x, weights, 2.0**12)
+    assert [one.rows for one in recorder.records] == [() if row_of_many is None else (row_of_many,)]
+    assert len(passes) <= most
 
 
 @pytest.mark.parametrize("level", ["O2", "O3"])
