@@ -55,7 +55,8 @@ def with_drifted(samples: Samples, spec: ModelSpec, store: Store) -> tuple[Sampl
         fits = all(one.arrays[name].shape[1:] == array.shape[1:] for name, array in samples.arrays.items())
         kept += [one] if fits else []
         other += not fits
-    if kept and any(target.dtype.kind not in "iu" for target in samples.targets.values()):
+    classes = {tensor.name for tensor in spec.outputs if tensor.kind in ("logits", "probabilities")}
+    if kept and not samples.targets.keys() <= classes:
         kept, other = [], other + len(kept)  # nobody knows their targets; classes alone can be left open
     if not kept and not other:
         return samples, ()
@@ -80,8 +81,8 @@ def _joined(kept: list[Samples], samples: Samples) -> Samples:
         name: np.concatenate([*(one.arrays[name] for one in kept), array])
         for name, array in samples.arrays.items()
     }
-    targets = {
-        name: np.concatenate([np.full((len(kept), *target.shape[1:]), -1, target.dtype), target])
+    targets = {  # INT64: an unsigned datatype has no −1
+        name: np.concatenate([np.full((len(kept), *target.shape[1:]), -1), target.astype(np.int64)])
         for name, target in samples.targets.items()
     }
     return Samples(arrays, targets, samples.source, samples.notes)

@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from halfeven.models.store.store import Store
 from tests.specs import tensor
 
 SPEC = ModelSpec("net", (tensor("x", "FP32", -1, 4),), (tensor("y", "FP32", -1, 2),), 8)
+CLASSES = replace(SPEC, outputs=(tensor("y", "FP32", -1, 2, kind="logits"),))
 
 
 @pytest.fixture
@@ -73,13 +75,20 @@ def test_what_does_not_fit_the_samples_is_left_out_and_told(store: Store) -> Non
     assert not list(folder_of(store, "net").glob(".*"))
 
 
-@pytest.mark.parametrize("graded", [True, False])
-def test_among_samples_with_classes_they_are_not_graded_and_other_targets_keep_them_out(
-    graded: bool, store: Store
-) -> None:
-    targets = np.array([1, 0]) if graded else np.zeros((2, 2), np.float32)
-    samples = Samples({"x": np.zeros((2, 4), np.float32)}, {"y": targets})
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.uint64])
+def test_among_samples_with_classes_they_are_not_graded(dtype: type, store: Store) -> None:
+    samples = Samples({"x": np.zeros((2, 4), np.float32)}, {"y": np.array([1, 0], dtype)})
+    keep_input(store, "net", row(1), 10)
+    found, notes = with_drifted(samples, CLASSES, store)
+    targets = found.targets["y"]
+    assert targets.tolist() == [-1, 1, 0] and targets.dtype == np.int64
+    assert found.count == 3 and len(notes) == 1
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+def test_among_samples_whose_targets_are_values_they_are_left_out(dtype: type, store: Store) -> None:
+    """A −1 would be graded there."""
+    samples = Samples({"x": np.zeros((2, 4), np.float32)}, {"y": np.zeros((2, 2), dtype)})
     keep_input(store, "net", row(1), 10)
     found, notes = with_drifted(samples, SPEC, store)
-    assert found.targets["y"].tolist() == ([-1, 1, 0] if graded else targets.tolist())
-    assert found.count == len(found.targets["y"]) and len(notes) == 1
+    assert found is samples and len(notes) == 1
