@@ -51,9 +51,6 @@ class Drift(Copying):
     def _compare(self, arrays: Sequence[np.ndarray], half: Answer, original: Answer) -> None:
         worst = self.comparison.take(original.outputs, half.outputs)
         is_over = not worst <= 1.0
-        if is_over and self._keep is not None:
-            rows = worst_rows(half.outputs, original.outputs) if self._is_batched else slice(None)
-            self._keep([array[rows] for array in arrays])
         with self._lock:
             self._recent.append(is_over)
             self._suspicious = self._rules.drift_of if is_over else max(self._suspicious - 1, 0)
@@ -63,6 +60,9 @@ class Drift(Copying):
                 self._on_drift = None
         if sentence is not None:
             sentence(self.numbers() | {"worst_of_limit": worst})
+        if is_over and self._keep is not None:  # last: writing must not delay the original
+            rows = worst_rows(half.outputs, original.outputs) if self._is_batched else slice(None)
+            self._keep([array[rows] for array in arrays])
 
     @property
     def dropped(self) -> int:
@@ -90,13 +90,20 @@ def worst_rows(half: Sequence[np.ndarray], original: Sequence[np.ndarray]) -> np
     are divided by its largest finite one."""
     worst = np.zeros(len(original[0]))
     for one, other in zip(half, original, strict=True):
-        with np.errstate(invalid="ignore", over="ignore"):
-            distance = np.abs(one.astype(np.float64) - other)
-        equal = (one == other) | ((one != one) & (other != other))  # a NaN differs from itself
-        distance = np.where(equal, 0.0, np.nan_to_num(distance, nan=np.inf)).reshape(len(worst), -1)
+        distance = _distances(one, other).reshape(len(worst), -1)
         finite = distance[np.isfinite(distance)].max(initial=0.0)
         worst = np.maximum(worst, distance.max(axis=1, initial=0.0) / (finite or 1.0))
     return np.sort(np.argsort(-worst, kind="stable")[:_KEPT_OF_A_REQUEST])
+
+
+def _distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """|one − other|: infinite where one of them alone is no number, and everywhere where their shapes differ."""
+    if one.shape != other.shape:
+        return np.full(other.shape[:1] + (1,), np.inf)
+    with np.errstate(invalid="ignore", over="ignore"):
+        distance = np.abs(one.astype(np.float64) - other)
+    equal = (one == other) | ((one != one) & (other != other))  # a NaN differs from itself
+    return np.where(equal, 0.0, np.nan_to_num(distance, nan=np.inf))
 
 
 def as_samples(spec: ModelSpec, arrays: Sequence[np.ndarray]) -> Iterator[dict[str, np.ndarray]]:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from halfeven.models.store.store import Store
 from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.cli.parity_command import judge_again
 from halfeven.serve.versions.orders import drifted, events
-from halfeven.serve.versions.traffic.drift import as_samples, worst_rows
+from halfeven.serve.versions.traffic.comparison import Scale
+from halfeven.serve.versions.traffic.drift import Drift, as_samples, worst_rows
+from halfeven.serve.versions.traffic.rules import TrialRules
 
 from tests.model_folders import samples_of, write_folder
 from tests.patience import until
@@ -104,6 +107,20 @@ def test_of_a_request_the_rows_that_differ_most_are_kept(random: np.random.Gener
     scores[4, 0] = half[0][4, 0] = np.nan  # and one where both have none
     half[1][11] = 0
     assert worst_rows(half, (scores, labels)).tolist() == [2, 5, 9, 11]
+
+
+def test_the_half_falls_back_before_inputs_are_written_also_where_answers_differ_in_shape() -> None:
+    spec = ModelSpec("net", (tensor("x", "FP32", -1, 4),), (tensor("y", "FP32", -1, "n"),), 8)
+    done = list[Any]()
+    drift = Drift(
+        spec, Mock(), Mock(), Scale(2**-11, {}), TrialRules(drift_over=1), Mock(), done.append, done.append
+    )  # fmt: skip
+    sent = np.arange(24, dtype=np.float32).reshape(6, 4)
+    half, original = (Mock(outputs=[np.ones((6, size), np.float32)]) for size in (2, 3))
+    drift._compare([sent], half, original)
+    numbers, (kept,) = done
+    assert numbers["over_limit"] == numbers["recent_over"] == 1
+    assert kept.tolist() == sent[:4].tolist()
 
 
 def test_inputs_are_kept_in_the_datatypes_of_the_model_one_by_one() -> None:
