@@ -9,7 +9,8 @@ next ``halfeven parity``, judge with them too. Whoever reads or writes them dele
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from ...models.errors import BadSamples
 from ...models.files.durable import replace_bytes
 from ...models.spec.spec import ModelSpec
 from ...models.store.store import Store
-from .samples import Samples, checked_samples, read_tensors
+from .samples import Samples, checked_samples, digests, read_tensors
 
 KEPT_DAYS = 30
 MOST_BYTES = 64 << 20  # of all files of a model
@@ -43,8 +44,30 @@ def keep_input(store: Store, name: str, arrays: Mapping[str, np.ndarray], most: 
 
 
 def with_drifted(samples: Samples, spec: ModelSpec, store: Store) -> tuple[Samples, tuple[str, ...]]:
-    """The inputs that fit the samples, followed by the samples, and a note for the report. The first input judges, the
-    second one chooses the plan, and so on (`Samples.split`)."""
+    """The inputs that fit the samples and are not among them, followed by the samples, and a note for the report. The
+    first input judges, the second one chooses the plan, and so on (`Samples.split`)."""
+    others, note = _others(samples, spec, store)
+    return _joined(others, samples), note
+
+
+def judging_with_drifted(samples: Samples, spec: ModelSpec, store: Store) -> tuple[Samples, tuple[str, ...]]:
+    """Those that judge a version again, by whose ``samples`` it was judged: the inputs that are not among these, and
+    their judging part. The note is that of `with_drifted`."""
+    others, note = _others(samples, spec, store)
+    return replace(_joined(others, samples.judging), all_judge=True), note
+
+
+def drifted_digests(store: Store, name: str) -> tuple[str, ...]:
+    """Names the inputs that are kept: other ones make another conversion."""
+    return tuple(path.stem for path in _files(folder_of(store, name)))
+
+
+def folder_of(store: Store, name: str) -> Path:
+    return store.root / "models" / name / "drifted-inputs"
+
+
+def _others(samples: Samples, spec: ModelSpec, store: Store) -> tuple[list[Samples], tuple[str, ...]]:
+    """The inputs that fit the samples and are not among them, and a note on all that are kept."""
     kept, other = list[Samples](), 0
     for path in _files(folder_of(store, spec.name)):
         try:
@@ -59,19 +82,15 @@ def with_drifted(samples: Samples, spec: ModelSpec, store: Store) -> tuple[Sampl
     if kept and not samples.targets.keys() <= classes:
         kept, other = [], other + len(kept)  # nobody knows their targets; classes alone can be left open
     if not kept and not other:
-        return samples, ()
+        return [], ()
     left_out = f", {other} left out, since they do not fit" if other else ""
     note = f"inputs of live traffic on which a half drifted: {len(kept)} among the samples{left_out}"
-    return _joined(kept, samples), (note,)
+    known = set(_digests(samples, samples.arrays))
+    return [one for one in kept if known.isdisjoint(_digests(one, samples.arrays))], (note,)
 
 
-def drifted_digests(store: Store, name: str) -> tuple[str, ...]:
-    """Names the inputs that are kept: other ones make another conversion."""
-    return tuple(path.stem for path in _files(folder_of(store, name)))
-
-
-def folder_of(store: Store, name: str) -> Path:
-    return store.root / "models" / name / "drifted-inputs"
+def _digests(samples: Samples, names: Iterable[str]) -> Iterator[bytes]:
+    return digests([samples.arrays[name] for name in names])
 
 
 def _joined(kept: list[Samples], samples: Samples) -> Samples:

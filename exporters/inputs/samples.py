@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -71,13 +71,9 @@ class Samples:
     def distinct(self) -> "Samples":
         """The samples without those that repeat an earlier one, its targets included: a copy shows nothing new, and
         would choose the plan that it judges."""
-        tensors = [*self.arrays.values(), *self.targets.values()]
         seen = dict[bytes, int]()
-        for row in range(self.count):
-            digest = hashlib.sha256()
-            for array in tensors:
-                digest.update(array[row].tobytes())
-            seen.setdefault(digest.digest(), row)
+        for row, digest in enumerate(digests([*self.arrays.values(), *self.targets.values()])):
+            seen.setdefault(digest, row)
         return self if len(seen) == self.count else self.take(np.array(list(seen.values())))
 
     def split(self) -> tuple["Samples", "Samples"]:
@@ -106,6 +102,15 @@ class Samples:
         targets = {TARGET + name: array for name, array in self.targets.items()}
         tensors = {name: np.ascontiguousarray(array) for name, array in {**self.arrays, **targets}.items()}
         safetensors.numpy.save_file(tensors, path)
+
+
+def digests(arrays: Collection[np.ndarray]) -> Iterator[bytes]:
+    """A digest of each row of all arrays together."""
+    for row in range(min(map(len, arrays), default=0)):
+        digest = hashlib.sha256()
+        for array in arrays:
+            digest.update(array[row].tobytes())
+        yield digest.digest()
 
 
 @guarded("samples")

@@ -10,7 +10,7 @@ from typing import Any
 from ...exporters.conversion.convert import Options, convert
 from ...exporters.gate.rejudge import LIMITS, rejudge
 from ...exporters.guessing.given_samples import judging_samples
-from ...exporters.inputs.drifted_inputs import with_drifted
+from ...exporters.inputs.drifted_inputs import judging_with_drifted
 from ...exporters.inputs.samples import stored_samples
 from ...exporters.on_device.device_proofs import keep_proof
 from ...exporters.on_device.environment import environment
@@ -92,12 +92,10 @@ def _judge_version(
     halves = [form for form, found in facts["forms"].items() if found["passed"] and found["half_nodes"]]
     if not halves:
         raise BadInput(f"{version} has no proven half to judge again: {facts['reason']}")
-    spec = version.spec()
     if samples:
         judging = judging_samples(version, samples).distinct()
     else:
-        judging, notes = with_drifted(stored_samples(version), spec, store)
-        judging = judging.distinct()
+        judging, notes = judging_with_drifted(stored_samples(version), version.spec(), store)
         for note in notes:
             notify(note)
     if samples:

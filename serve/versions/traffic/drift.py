@@ -99,7 +99,7 @@ def worst_rows(half: Sequence[np.ndarray], original: Sequence[np.ndarray]) -> np
 def _distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """|one − other|: infinite where one of them alone is no number, and everywhere where their shapes differ."""
     if one.shape != other.shape:
-        return np.full(other.shape[:1] + (1,), np.inf)
+        return np.full((*other.shape[:1], 1), np.inf)
     with np.errstate(invalid="ignore", over="ignore"):
         distance = np.abs(one.astype(np.float64) - other)
     equal = (one == other) | ((one != one) & (other != other))  # a NaN differs from itself

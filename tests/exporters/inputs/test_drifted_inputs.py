@@ -11,6 +11,7 @@ from halfeven.exporters.inputs import drifted_inputs as kept
 from halfeven.exporters.inputs.drifted_inputs import (
     drifted_digests,
     folder_of,
+    judging_with_drifted,
     keep_input,
     with_drifted,
 )
@@ -57,6 +58,22 @@ def test_one_that_is_too_old_is_deleted_by_whoever_looks(store: Store) -> None:
     then = time.time() - (kept.KEPT_DAYS + 1) * 86400
     os.utime(old, (then, then))
     assert len(drifted_digests(store, "net")) == 1 and not old.exists()
+
+
+def test_parity_asks_all_that_are_kept_and_no_sample_that_chose_the_plan(store: Store) -> None:
+    stored = Samples({"x": np.array([[10.0] * 4, [11] * 4, [12] * 4, [13] * 4], np.float32)})
+    for value in (1, 2, 3, 11):
+        keep_input(store, "net", row(value), 10)
+    found, _ = judging_with_drifted(stored, SPEC, store)
+    assert sorted(found.judging.arrays["x"][:, 0].tolist()) == [1, 2, 3, 10, 12]
+
+
+def test_an_input_that_is_a_sample_is_taken_once(store: Store) -> None:
+    """Its copy would choose the plan that it judges."""
+    samples = Samples({"x": np.array([[1.0] * 4, [2] * 4], np.float32)}, {"y": np.array([1, 0])})
+    keep_input(store, "net", row(2), 10)
+    found, (note,) = with_drifted(samples, CLASSES, store)
+    assert found is samples and note.endswith("drifted: 1 among the samples")
 
 
 def test_what_does_not_fit_the_samples_is_left_out_and_told(store: Store) -> None:

@@ -13,6 +13,7 @@ from halfeven.models.spec.datatypes import Wire
 from halfeven.models.spec.spec import ModelSpec
 from halfeven.models.store.store import Store
 from halfeven.serve.bench.callers import BenchTraffic
+from halfeven.serve.cli import parity_command
 from halfeven.serve.cli.parity_command import judge_again
 from halfeven.serve.versions.orders import drifted, events
 from halfeven.serve.versions.traffic.comparison import Scale
@@ -66,7 +67,9 @@ def replayed(store: Store, rows: dict[str, np.ndarray], keep_drifted: int) -> in
 
 
 @pytest.mark.slow
-def test_what_drifted_is_kept_and_a_shifted_replay_drifts_once_and_not_twice(tmp_path: Path) -> None:
+def test_what_drifted_is_kept_and_a_shifted_replay_drifts_once_and_not_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Store(tmp_path / "store")
     write_folder(store.root / "net", WAVE, max_batch_size=8, form="torch", samples=samples_of({"x": [4]}, 32))
     first = converted(store)
@@ -76,7 +79,10 @@ def test_what_drifted_is_kept_and_a_shifted_replay_drifts_once_and_not_twice(tmp
     files = list(folder_of(store, "net").iterdir())
     assert 0 < len(files) <= MOST and all(file.stat().st_mode & 0o777 == 0o600 for file in files)
 
+    judged = Mock(side_effect=parity_command.reprove)
+    monkeypatch.setattr(parity_command, "reprove", judged)
     again = judge_again("net@1", store, None, "cpu", print)
+    assert judged.call_args.args[3].judging.count == 16 + len(files)
     assert not again["forms"]["torch"]["passed"], "the half is not let in again: it is judged on them too"
     assert drifted(first.version, "cpu") is not None
 
