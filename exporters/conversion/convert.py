@@ -1,7 +1,7 @@
 """Convert a model folder: read it, capture the model or read its ONNX file, check the signature, call `road.travel`."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from ...models.store.promotions import was_cut_off
 from ...models.store.store import LIVE, Store, Version
 from ..guessing.bare import folder_at
 from ..guessing.given_samples import laid_out
-from ..inputs.drifted_inputs import drifted_digests, with_drifted
+from ..inputs.drifted_inputs import drifted_digests, too_old, with_drifted
 from ..inputs.samples import Samples, load_samples
 from ..inputs.synthetic import generate, in_range, range_of, with_smaller_integers
 from ..on_device.environment import environment
@@ -108,24 +108,24 @@ def _converted(folder: Path | ModelFolder, store: Store, options: Options, notif
     asked = _asked(read, options)
     _check_possible(asked, options)
     store.promotions(asked.spec.name)  # raises now where the file is damaged, and not after the conversion
-    fingerprint = _fingerprint(
-        asked, replace(options, all_forms=False), drifted_digests(store, asked.spec.name)
-    )
+    folder_digest = _fingerprint(asked, replace(options, all_forms=False))
+    kept = drifted_digests(store, asked.spec.name)
     newest = next(_readable(store, asked.spec.name), None)
     known = max(store.numbers(asked.spec.name), default=0)  # two commands may convert one folder at once
     made = (version for version in _readable(store, asked.spec.name) if version.manifest.get("fingerprint"))
     converted = next(made, None)
-    if converted is not None and converted.manifest["fingerprint"] == fingerprint and _holds(converted):
+    if converted is not None and _is_of(converted, folder_digest, kept) and _holds(converted):
         _make_active_if_cut_off(converted, store, notify)
         return Conversion(converted, facts_of(converted), unchanged=True)
+    origin = _origin(asked, _with_drifted(folder_digest, kept), kept)
     asked, samples = _samples(_with_source_noted(asked, newest), options, store)
     try:
-        version = _made(asked, options, samples, fingerprint, newest, known, store, notify)
+        version = _made(asked, options, samples, origin, newest, known, store, notify)
     except RowsDiffer as error:
         note = f"max_batch_size is 1: {error}"
         notify(note)
         asked = replace(asked, spec=asked.spec.with_max_batch_size(1), notes=(*asked.notes, note))
-        version = _made(asked, options, samples, fingerprint, newest, known, store, notify)
+        version = _made(asked, options, samples, origin, newest, known, store, notify)
     return Conversion(version, facts_of(version))
 
 
@@ -133,14 +133,13 @@ def _made(
     asked: ModelFolder,
     options: Options,
     samples: Samples,
-    fingerprint: str,
+    origin: Mapping[str, Any],
     newest: Version | None,
     known: int,
     store: Store,
     notify: Notify,
 ) -> Version:
     """The version, by the way of its kind."""
-    origin = _origin(asked, fingerprint)
     if asked.spec.form == "live":
         from ..live.forms import live_subject
 
@@ -167,13 +166,15 @@ def _make_active_if_cut_off(version: Version, store: Store, notify: Notify) -> N
         notify(f"{version} is made active: its conversion ended before it was")
 
 
-def _origin(folder: ModelFolder, fingerprint: str) -> dict[str, Any]:
-    """The facts of the manifest that come from the model folder: the source, and the keys of its [training]."""
+def _origin(folder: ModelFolder, fingerprint: str, kept: Mapping[str, int]) -> dict[str, Any]:
+    """The facts of the manifest that come from the model folder: the source, and the keys of its [training]; and the
+    inputs that were kept (`drifted_digests`)."""
     return {
         "parent": None,
         "lineage": {"by": "convert"},
         "source": {"source": folder.source, "path": [str(path.resolve()) for path in folder.path]},
         "fingerprint": fingerprint,
+        **({"drifted_inputs": dict(kept)} if kept else {}),
         "training": {
             "metrics": list(folder.metrics),
             "loss": folder.loss,
@@ -314,11 +315,23 @@ def _with_source_noted(asked: ModelFolder, newest: Version | None) -> ModelFolde
     return replace(asked, notes=(*asked.notes, f"{what}: give --name NAME where that is another model"))
 
 
-def _fingerprint(folder: ModelFolder, options: Options, drifted: Sequence[str] = ()) -> str:
-    """A digest that is equal for equal work: of the folder's bytes, the options, the libraries, and inputs on which a
-    half drifted."""
+def _is_of(version: Version, folder_digest: str, kept: Iterable[str]) -> bool:
+    """True if the version was made of this folder and of the inputs that are ``kept``. Its own ones that are too old by
+    now count among these: a version without them would drift again."""
+    own = too_old(version.manifest.get("drifted_inputs", {}))
+    return version.manifest["fingerprint"] == _with_drifted(folder_digest, {*kept, *own})
+
+
+def _with_drifted(folder_digest: str, kept: Iterable[str]) -> str:
+    """The fingerprint of a version: of the folder, and of the inputs on which a half drifted, by their names."""
+    names = sorted(kept)
+    return hashlib.sha256(repr((folder_digest, names)).encode()).hexdigest() if names else folder_digest
+
+
+def _fingerprint(folder: ModelFolder, options: Options) -> str:
+    """A digest that is equal for equal work: of the folder's bytes, the options and the libraries."""
     here = sorted(environment(options.device).items())
-    given = folder.precision, folder.guessed, options, here, *drifted
+    given = folder.precision, folder.guessed, options, here
     digest = hashlib.sha256(repr(given).encode())
     named = [path for path in (folder.samples, options.samples, *folder.source_files) if path]
     named += (*folder.weight_files, *folder.net_weights)

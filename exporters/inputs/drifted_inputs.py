@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 
-from ...models.errors import BadSamples
+from ...models.errors import BadInput, BadSamples
 from ...models.files.durable import replace_bytes
+from ...models.files.opened_file import opened_named
 from ...models.spec.spec import ModelSpec
 from ...models.store.store import Store
 from .samples import Samples, checked_samples, digests, read_tensors
@@ -51,15 +52,21 @@ def with_drifted(samples: Samples, spec: ModelSpec, store: Store) -> tuple[Sampl
 
 
 def judging_with_drifted(samples: Samples, spec: ModelSpec, store: Store) -> tuple[Samples, tuple[str, ...]]:
-    """Those that judge a version again, by whose ``samples`` it was judged: the inputs that are not among these, and
-    their judging part. The note is that of `with_drifted`."""
+    """The inputs and samples that judge a version again, by whose ``samples`` it was judged: the inputs that are not
+    among these, and their judging part. The note is that of `with_drifted`."""
     others, note = _others(samples, spec, store)
     return replace(_joined(others, samples.judging), all_judge=True), note
 
 
-def drifted_digests(store: Store, name: str) -> tuple[str, ...]:
-    """Names the inputs that are kept: other ones make another conversion."""
-    return tuple(path.stem for path in _files(folder_of(store, name)))
+def drifted_digests(store: Store, name: str) -> dict[str, int]:
+    """Names the inputs that are kept, each with the second in which it was: other ones make another conversion. Raises
+    BadInput where they cannot be listed."""
+    return {path.stem: int(kept_s) for path, kept_s in _files(folder_of(store, name)).items()}
+
+
+def too_old(kept: Mapping[str, int]) -> set[str]:
+    """The names among `drifted_digests`, as they were once, of inputs that are not used any more."""
+    return {name for name, kept_s in kept.items() if kept_s < _oldest_s()}
 
 
 def folder_of(store: Store, name: str) -> Path:
@@ -69,7 +76,7 @@ def folder_of(store: Store, name: str) -> Path:
 def _others(samples: Samples, spec: ModelSpec, store: Store) -> tuple[list[Samples], tuple[str, ...]]:
     """The inputs that fit the samples and are not among them, and a note on all that are kept."""
     kept, other = list[Samples](), 0
-    for path in _files(folder_of(store, spec.name)):
+    for path in filter(_is_there, _files(folder_of(store, spec.name))):
         try:
             one = checked_samples(read_tensors(path), spec)
         except BadSamples:
@@ -107,15 +114,47 @@ def _joined(kept: list[Samples], samples: Samples) -> Samples:
     return Samples(arrays, targets, samples.source, samples.notes)
 
 
-def _files(folder: Path) -> list[Path]:
-    """The files that are not too old, in the order of their names; the others are deleted."""
-    oldest_s, found = time.time() - KEPT_DAYS * 86400, list[Path]()
-    for path in sorted(folder.glob("*.safetensors")):
+def _files(folder: Path) -> dict[Path, float]:
+    """The files that are not too old, in the order of their names, and when each was written; the others are deleted.
+    Raises BadInput where the folder cannot be listed."""
+    found = dict[Path, float]()
+    for path in _listed(folder):
         try:
-            if path.stat().st_mtime >= oldest_s:
-                found.append(path)
+            if (written_s := path.stat().st_mtime) >= _oldest_s():
+                found[path] = written_s
             else:
                 path.unlink(missing_ok=True)
         except OSError:
             continue  # deleted meanwhile, or not ours to delete
     return found
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == ".safetensors")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+
+
+def _oldest_s() -> float:
+    return time.time() - KEPT_DAYS * 86400
+
+
+def _is_there(path: Path) -> bool:
+    """False for a file that was deleted meanwhile. Raises BadInput for one that this user may not read."""
+    try:
+        opened_named(path).close()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return True
+
+
+def _unreadable(path: Path, error: OSError) -> BadInput:
+    return BadInput(
+        f"{path} cannot be read ({error.strerror}): inputs on which a half drifted are to judge the next one; run this "
+        "as the user of the server that keeps them, or delete them"
+    )

@@ -141,8 +141,7 @@ class PatchTrials:
         patch = TriedPatch(kind, place, texts)
         with tempfile.TemporaryDirectory(prefix="halfeven-patch-") as made:
             copy, store = self._copied(Path(made) / "folder", texts), Store(Path(made) / "store")
-            if self._drifted.is_dir():
-                shutil.copytree(self._drifted, folder_of(store, self.folder.spec.name))
+            _link(folder_of(store, self.folder.spec.name), self._drifted)
             try:
                 return self._measured(patch, convert(copy, store, self.options))
             except OutOfTime:
@@ -206,6 +205,12 @@ class PatchTrials:
             place / root.relative_to(own) if root.is_relative_to(own) else root for root in self.folder.path
         )
         return replace(self.folder, folder=place, path=roots)
+
+
+def _link(path: Path, folder: Path) -> None:
+    """Make ``path`` a link to a folder: kept inputs are private, change meanwhile, and are read where they are."""
+    path.parent.mkdir(parents=True)
+    path.symlink_to(folder.absolute())
 
 
 def _in_fp32(version: Version) -> int:

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from halfeven.exporters.conversion.convert import Conversion, Options, _samples, convert
 from halfeven.exporters.conversion.road import travel
+from halfeven.exporters.inputs import drifted_inputs
+from halfeven.exporters.inputs.drifted_inputs import folder_of, keep_input
 from halfeven.exporters.onnx.forms import foreign_subject
 from halfeven.exporters.proof.prove import MAX_JUDGED
 from halfeven.exporters.torch.onnx_form.export import write_onnx
@@ -36,6 +38,22 @@ def test_a_store_in_the_folder_is_no_part_of_the_model(
     assert (first.version.number, again.version.number) == (1, 2)
     sources = [file for file in again.version.manifest["files"] if file.startswith("source/")]
     assert sources == ["source/model.py", "source/model.toml", "source/notes.txt"]
+
+
+@pytest.mark.slow
+def test_kept_inputs_that_grow_too_old_make_no_new_version_and_deleted_ones_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version without the old ones would drift again."""
+    store, folder = Store(tmp_path / "store"), write_folder(tmp_path / "net", LINEAR)
+    converted(folder, store.root)
+    keep_input(store, "net", {"x": np.ones((1, 4), np.float32)}, 10)
+    assert not converted(folder, store.root).unchanged
+    with monkeypatch.context() as later:
+        later.setattr(drifted_inputs, "KEPT_DAYS", -1)
+        assert converted(folder, store.root).unchanged
+    assert not list(folder_of(store, "net").iterdir())
+    assert not converted(folder, store.root).unchanged and store.numbers("net") == [1, 2, 3]
 
 
 @pytest.mark.slow

@@ -1,9 +1,11 @@
 """Inputs on which a half drifted: what is kept of them, for how long, and how they join the samples."""
 
+import errno
 import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -13,9 +15,11 @@ from halfeven.exporters.inputs.drifted_inputs import (
     folder_of,
     judging_with_drifted,
     keep_input,
+    too_old,
     with_drifted,
 )
 from halfeven.exporters.inputs.samples import Samples
+from halfeven.models.errors import BadInput
 from halfeven.models.spec.spec import ModelSpec
 from halfeven.models.store.store import Store
 
@@ -57,7 +61,8 @@ def test_one_that_is_too_old_is_deleted_by_whoever_looks(store: Store) -> None:
     old = sorted(folder_of(store, "net").iterdir())[0]
     then = time.time() - (kept.KEPT_DAYS + 1) * 86400
     os.utime(old, (then, then))
-    assert len(drifted_digests(store, "net")) == 1 and not old.exists()
+    before = drifted_digests(store, "net") | {old.stem: int(then)}
+    assert too_old(before) == {old.stem} and len(before) == 2 and not old.exists()
 
 
 def test_parity_asks_all_that_are_kept_and_no_sample_that_chose_the_plan(store: Store) -> None:
@@ -90,6 +95,30 @@ def test_what_does_not_fit_the_samples_is_left_out_and_told(store: Store) -> Non
     )
     store.remove_dead_drafts()
     assert not list(folder_of(store, "net").glob(".*"))
+
+
+@pytest.mark.parametrize(("place", "call"), [(kept, "opened_named"), (Path, "iterdir")])
+def test_inputs_that_this_user_may_not_read_are_named_and_not_left_out(
+    place: object, call: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_input(store, "net", row(1), 10)
+
+    def denied(path: Path, *_: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(place, call, denied)
+    with pytest.raises(BadInput, match=r"drifted-inputs.* cannot be read \(Permission denied\)"):
+        with_drifted(Samples({"x": np.zeros((2, 4), np.float32)}), SPEC, store)
+
+
+def test_one_that_is_deleted_while_they_are_read_is_none_that_does_not_fit(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_input(store, "net", row(1), 10)
+    gone = folder_of(store, "net") / "0.safetensors"
+    monkeypatch.setattr(kept, "_files", lambda folder: dict.fromkeys([gone, *folder.iterdir()], 0.0))
+    _, (note,) = with_drifted(Samples({"x": np.zeros((2, 4), np.float32)}), SPEC, store)
+    assert note.endswith("drifted: 1 among the samples")
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.uint64])

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from halfeven.exporters.conversion.convert import Options, convert
+from halfeven.exporters.inputs.drifted_inputs import drifted_digests, folder_of, keep_input
 from halfeven.exporters.patches import tried_patches
 from halfeven.exporters.patches.patch_files import check_patches_asked, patch_sentences, write_patches
 from halfeven.exporters.patches.tried_patches import PatchTrials, TriedPatch
@@ -143,14 +145,19 @@ def test_a_patch_that_changes_the_fp32_answers_too_much_is_not_offered(tmp_path:
 def test_a_trial_that_fails_is_named_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dangling link in the folder, as an editor leaves it, is no file of the model."""
-    begun = list[Path]()
+    """A dangling link in the folder, as an editor leaves it, is no file of the model. Inputs on which a half drifted
+    are read where they are, and one that cannot be read ends nothing."""
+    begun, kept = list[Path](), Store(tmp_path / "store")
+    (kept.root / "models/net").mkdir(parents=True)
+    keep_input(kept, "net", {"x": np.ones((1, 16), np.float32)}, 10)
+    (folder_of(kept, "net") / "gone.safetensors").symlink_to("nowhere")
 
-    def failing_once(folder: Any, *more: Any) -> Any:
+    def failing_once(folder: Any, store: Store, *more: Any) -> Any:
         begun.append(folder.folder)
+        assert drifted_digests(store, "net") == drifted_digests(kept, "net") != {}
         if len(begun) == 1:
             raise EngineFailed("the device has no memory left")
-        return convert(folder, *more)
+        return convert(folder, store, *more)
 
     monkeypatch.setattr(tried_patches, "convert", failing_once)
     (tmp_path / "net").mkdir()
