@@ -16,6 +16,7 @@ from ...models.spec.spec import UNIT_ROUNDOFF
 from ...models.store.manifest import sha256_of
 from ...models.store.store import LIVE, REFUSED, Draft, Store, Version
 from ..gate.verdict import ParityReport
+from ..inputs.drifted_inputs import hand_over
 from ..inputs.samples import Samples
 from ..onnx.reading.large_files import remove_onnx
 from ..plan.aims import RETREATS, SEARCHED, SHARES
@@ -203,7 +204,9 @@ class _Conversion:
     def _write(self) -> None:
         subject, folder = self.subject, self.draft.folder
         self.draft.write_json("spec.json", subject.spec.to_json())
-        subject.samples.save(folder / "samples.safetensors")
+        subject.samples.save(samples := folder / "samples.safetensors")
+        if subject.samples.drifted:
+            hand_over(samples, folder.parent)
         declared = subject.origin.get("training", {}).get("declared_steps")
         copy_source(subject.source, folder / "source", net_weights(declared))
         for file in subject.beside:

@@ -8,8 +8,10 @@ next ``halfeven parity``, judge with them too. Whoever reads or writes them dele
 """
 
 import hashlib
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +19,7 @@ import numpy as np
 import safetensors.numpy
 
 from ...models.errors import BadInput, BadSamples
-from ...models.files.durable import replace_bytes
+from ...models.files.durable import PRIVATE, replace_bytes
 from ...models.files.opened_file import opened_named
 from ...models.spec.spec import ModelSpec
 from ...models.store.store import Store
@@ -25,7 +27,7 @@ from .samples import Samples, checked_samples, digests, read_tensors
 
 KEPT_DAYS = 30
 MOST_BYTES = 64 << 20  # of all files of a model
-PRIVATE = 0o600  # they are callers' data
+FOLDER = "drifted-inputs"
 
 
 def keep_input(store: Store, name: str, arrays: Mapping[str, np.ndarray], most: int) -> bool:
@@ -58,6 +60,22 @@ def judging_with_drifted(samples: Samples, spec: ModelSpec, store: Store) -> tup
     return replace(_joined(others, samples.judging), all_judge=True), note
 
 
+def drawn_again(samples: Samples, drawn: Samples) -> Samples:
+    """Other generated samples in the place of those of ``samples``, whose inputs of live traffic stay in front as far
+    as they have their sizes."""
+    rows = samples.take(slice(0, samples.drifted))
+    fits = all(rows.arrays[name].shape[1:] == array.shape[1:] for name, array in drawn.arrays.items())
+    return _joined([rows.take(slice(row, row + 1)) for row in range(rows.count)], drawn) if fits else drawn
+
+
+def hand_over(path: Path, model: Path) -> None:
+    """Give a file with such inputs to the user whose server keeps them in the ``model``'s folder: that server has to
+    read it. Only root can."""
+    with suppress(OSError):
+        owner = (model / FOLDER).stat()
+        os.chown(path, owner.st_uid, owner.st_gid)
+
+
 def drifted_digests(store: Store, name: str) -> dict[str, int]:
     """Names the inputs that are kept, each with the second in which it was: other ones make another conversion. Raises
     BadInput where they cannot be listed."""
@@ -70,7 +88,7 @@ def too_old(kept: Mapping[str, int]) -> set[str]:
 
 
 def folder_of(store: Store, name: str) -> Path:
-    return store.root / "models" / name / "drifted-inputs"
+    return store.root / "models" / name / FOLDER
 
 
 def _others(samples: Samples, spec: ModelSpec, store: Store) -> tuple[list[Samples], tuple[str, ...]]:
@@ -111,7 +129,7 @@ def _joined(kept: list[Samples], samples: Samples) -> Samples:
         name: np.concatenate([np.full((len(kept), *target.shape[1:]), -1), target.astype(np.int64)])
         for name, target in samples.targets.items()
     }
-    return Samples(arrays, targets, samples.source, samples.notes)
+    return Samples(arrays, targets, samples.source, samples.notes, drifted=len(kept) + samples.drifted)
 
 
 def _files(folder: Path) -> dict[Path, float]:

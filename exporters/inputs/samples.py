@@ -45,13 +45,16 @@ _NAMES = {"F16": "FP16", "F32": "FP32", "F64": "FP64"} | {
 @dataclass(frozen=True, slots=True)
 class Samples:
     """Inputs by name and targets by output, axis 0 the samples. ``source`` is ``given`` or ``generated``. ``notes`` say
-    what was changed when they were read. ``all_judge``: no plan was chosen on them."""
+    what was changed when they were read. ``all_judge``: no plan was chosen on them. ``drifted``: how many of
+    them, at most, are inputs on which a half drifted (`drifted_inputs.py`), the first ones in a conversion of a folder.
+    """
 
     arrays: Mapping[str, np.ndarray]
     targets: Mapping[str, np.ndarray] = field(default_factory=dict)
     source: str = "given"
     notes: tuple[str, ...] = ()
     all_judge: bool = False
+    drifted: int = 0
 
     @property
     def judging(self) -> "Samples":
@@ -169,7 +172,7 @@ def stored_samples(version: Version) -> Samples:
     except BadSamples as error:
         raise BadSamples(f"{path}: {error}") from error
     said = version.manifest.get("samples") or {}
-    return replace(found, source=said.get("source", found.source))
+    return replace(found, source=said.get("source", found.source), drifted=said.get("drifted", 0))
 
 
 # Reading.

@@ -17,6 +17,7 @@ from ...models.errors import BadSamples, HalfevenError
 from ...models.pictures.pixels import Picture
 from ...models.spec.said_by_name import has_positions, has_types, is_mask
 from ...models.spec.spec import Dim, ModelSpec, TensorSpec
+from .drifted_inputs import drawn_again
 from .perturbed import deviation_by_kind
 from .samples import MAX_BYTES, Samples
 
@@ -287,7 +288,7 @@ def with_smaller_integers(
             raise
         for ids in SMALLER_IDS:
             with suppress(failed):
-                return attempt(generate(spec, ids=ids), ids)
+                return attempt(drawn_again(samples, generate(spec, ids=ids)), ids)
         raise
 
 
@@ -301,6 +302,6 @@ def in_range(samples: Samples, asked: ModelSpec, exact: ModelSpec) -> Samples:
     if [tensor.range for tensor in asked.inputs] == [tensor.range for tensor in exact.inputs]:
         return samples
     if samples.source == "generated":
-        return generate(exact)
+        return drawn_again(samples, generate(exact))
     exact.check_values([samples.arrays[tensor.name] for tensor in exact.inputs], BadSamples)
     return samples

@@ -74,6 +74,8 @@ def _drawn(
     samples: Samples, pictures: Sequence[TensorSpec], pixels: Mapping[str, np.ndarray], brightest: float
 ) -> Samples:
     found = {t.name: (brightest * pixels[t.name]).astype(t.type.numpy) for t in pictures}
+    for name, array in found.items():
+        array[: samples.drifted] = samples.arrays[name][: samples.drifted]
     return replace(samples, arrays={**samples.arrays, **found})
 
 
@@ -102,7 +104,7 @@ class Shown:
         cls, spec: ModelSpec, samples: Samples, original: OriginalGraph, row_operations: int, dtype: str
     ) -> "Shown | None":
         """None where the model does not run with these samples."""
-        some = samples.take(slice(0, ASKED))
+        some = samples.take(slice(samples.drifted, samples.drifted + ASKED))  # those before are not drawn
         asked = Invented(lambda inputs: dict(original.watched(inputs, lambda name, result, rest: None)))
         batches = some.batches(min(spec.max_batch_size, some.count) if spec.batched else 0)
         bulk = list(asked.answered(Question(numbers, inputs, {}) for numbers, inputs in batches))

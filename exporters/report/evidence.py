@@ -16,6 +16,7 @@ from ...models.store.store import Draft
 from ..gate.diagnosis import worst_sample
 from ..gate.refusals import accepting, without_advice
 from ..gate.verdict import ParityReport
+from ..inputs.samples import Samples
 from ..on_device.environment import environment
 from ..proof.maker import Maker
 from ..proof.power import Power
@@ -198,7 +199,7 @@ class Evidence:
             "row_operations": self.maker.row_operations,
             "reason": self.reason,
             "notes": list(self.subject.notes),
-            "samples": {"source": self.subject.samples.source, "count": self.subject.samples.count},
+            "samples": _facts_of(self.subject.samples),
             "power": self.power and self.power.summary(),
             "forms": {name: form.facts for name, form in self.forms.items()},
             "gate": self.further and dict(self.further.numbers),
@@ -207,6 +208,11 @@ class Evidence:
             "seconds": round(seconds, 2),
             **self.subject.origin,
         }
+
+
+def _facts_of(samples: Samples) -> dict[str, Any]:
+    drifted = {"drifted": samples.drifted} if samples.drifted else {}
+    return {"source": samples.source, "count": samples.count, **drifted}
 
 
 def files_of(folder: Path) -> list[Path]:

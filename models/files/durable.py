@@ -13,6 +13,7 @@ from pathlib import Path
 from ..errors import BadSetting, Conflict
 
 READABLE = 0o644
+PRIVATE = 0o600  # for callers' data
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _UNFINISHED = ".unfinished"  # the end of the name of a file that `replace_bytes` is still writing
 

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..errors import DamagedFile, NewerFormat
-from ..files.durable import READABLE, fsync
+from ..files.durable import PRIVATE, READABLE, fsync
 from ..files.opened_file import OpenedFile
 from ..files.stored_json import Opener, stored_json
 
@@ -17,6 +17,7 @@ LIVE, REFUSED = "live", "refused"
 # The format of a version's folder. It rises with a change that older releases would misread; a manifest without a
 # format is of format 1. In format 1 the files of the original are named ``whole.*``.
 FORMAT = 2
+_INPUTS = ("samples.safetensors", "inputs.npz")  # the latter of an exported folder
 _PRESENT, _OLDER = "original.", "whole."
 _KEYS = {"whole_because": "original_because", "accuracy_whole": "accuracy_original"}
 
@@ -91,8 +92,8 @@ def digest_of(files: Mapping[str, str]) -> str:
 
 
 def write_manifest(folder: Path, status: str, facts: Mapping[str, Any]) -> None:
-    """Write ``manifest.json``: ``facts`` beside the digests of all files of the folder. Every file is readable for all
-    and on the disk when this returns."""
+    """Write ``manifest.json``: ``facts`` beside the digests of all files of the folder. Every file is on the disk when
+    this returns, and readable for all, unless it has inputs of callers."""
     files = {
         path.relative_to(folder).as_posix(): sha256_of(path)
         for path in sorted(folder.rglob("*"))
@@ -100,8 +101,10 @@ def write_manifest(folder: Path, status: str, facts: Mapping[str, Any]) -> None:
     }
     manifest = {**facts, "format": FORMAT, "status": status, "digest": digest_of(files), "files": files}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n")
+    private = {folder / name for name in _INPUTS if (facts.get("samples") or {}).get("drifted")}
     for path in [*folder.rglob("*"), folder]:
-        path.chmod(READABLE | (0o111 if path.is_dir() else 0))  # safetensors writes for its owner alone
+        mode = READABLE | (0o111 if path.is_dir() else 0)  # safetensors writes for its owner alone
+        path.chmod(PRIVATE if path in private else mode)
         fsync(path)
 
 

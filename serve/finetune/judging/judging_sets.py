@@ -7,6 +7,7 @@ a bound.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -108,7 +109,7 @@ def with_joined(spec: ModelSpec, samples: Samples, seen: Samples, held_out: Samp
     rows = [_concatenated(spec, pair) for pair in parts]
     if rows[0] is None or rows[1] is None:
         return None
-    return _alternating(rows[0], rows[1], samples.source)
+    return replace(_alternating(rows[0], rows[1], samples.source), drifted=samples.drifted)
 
 
 def _concatenated(spec: ModelSpec, parts: Sequence[Samples]) -> Samples | None:

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,14 +14,17 @@ from halfeven.exporters.inputs import drifted_inputs as kept
 from halfeven.exporters.inputs.drifted_inputs import (
     drifted_digests,
     folder_of,
+    hand_over,
     judging_with_drifted,
     keep_input,
     too_old,
     with_drifted,
 )
 from halfeven.exporters.inputs.samples import Samples
+from halfeven.exporters.inputs.synthetic import generate, in_range, with_smaller_integers
 from halfeven.models.errors import BadInput
 from halfeven.models.spec.spec import ModelSpec
+from halfeven.models.spec.value_range import ValueRange
 from halfeven.models.store.store import Store
 
 from tests.specs import tensor
@@ -138,3 +142,33 @@ def test_among_samples_whose_targets_are_values_they_are_left_out(dtype: type, s
     keep_input(store, "net", row(1), 10)
     found, notes = with_drifted(samples, SPEC, store)
     assert found is samples and len(notes) == 1
+
+
+def test_generated_samples_that_are_drawn_again_keep_them_in_front(store: Store) -> None:
+    ids = tensor("x", "INT64", -1, 4)
+    spec = replace(SPEC, inputs=(ids,))
+    exact = replace(SPEC, inputs=(replace(ids, range=ValueRange((0,), (3,))),))
+    keep_input(store, "net", {"x": np.full((1, 4), 50)}, 10)
+    samples, _ = with_drifted(generate(spec), spec, store)
+    tried = list[Samples]()
+
+    def failing(samples: Samples, _: object) -> NoReturn:
+        tried.append(samples)
+        raise BadInput("an index is too large")
+
+    with pytest.raises(BadInput):
+        with_smaller_integers(spec, samples, failing, BadInput)
+    for found, largest in ((in_range(samples, spec, exact), 3), (tried[-1], 0)):
+        first, *others = found.arrays["x"].max(axis=1)
+        assert (first, max(others), found.drifted) == (50, largest, 1)
+
+
+def test_a_file_with_them_is_given_to_the_user_whose_server_keeps_them(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_input(store, "net", row(1), 10)
+    given = Mock()
+    monkeypatch.setattr(os, "chown", given)
+    hand_over(store.root / "samples.safetensors", store.root / "models/net")
+    owner = folder_of(store, "net").stat()
+    given.assert_called_once_with(store.root / "samples.safetensors", owner.st_uid, owner.st_gid)

@@ -72,6 +72,9 @@ def test_what_is_no_picture_and_what_was_given_stays() -> None:
     subject = subject_of(Reader(1.0, False), 3, 20, 48)
     given = replace(subject, samples=replace(subject.samples, source="given"))
     assert drawn(given) is given and drawn(subject) is not subject
+    drifted = replace(subject, samples=replace(subject.samples, drifted=2))
+    before, after = (one.samples.arrays["x"] for one in (drifted, drawn(drifted)))
+    assert (before == after).all(axis=(1, 2, 3)).tolist() == [True] * 2 + [False] * 30
 
 
 class Measured(Shown):

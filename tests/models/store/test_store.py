@@ -560,6 +560,15 @@ def test_others_may_read_what_was_published(store: Store) -> None:
     assert modes == {name: 0o755 if name in folders else 0o644 for name in modes}
 
 
+def test_inputs_of_callers_stay_private_in_a_version(store: Store) -> None:
+    with store.draft("net") as draft:
+        for name in ("samples.safetensors", "spec.json"):
+            (draft.folder / name).write_text("{}")
+        version = draft.publish(LIVE, {"samples": {"drifted": 1}})
+    modes = [stat.S_IMODE(version.path(name).stat().st_mode) for name in ("samples.safetensors", "spec.json")]
+    assert modes == [0o600, 0o644]
+
+
 def test_a_store_that_does_not_exist_is_empty_and_reading_makes_nothing(store: Store) -> None:
     assert (store.names(), store.numbers("net"), store.newest("net"), store.live("net")) == (
         [],

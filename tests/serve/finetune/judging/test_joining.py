@@ -1,5 +1,7 @@
 """The rows of a job join the samples of its version: held-out ones judge, those that were trained on plan."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from halfeven.exporters.inputs.samples import Samples
@@ -30,9 +32,10 @@ def numbers(found: Samples) -> list[int]:
 @pytest.mark.parametrize("old", [1, 2, 7, 30])
 @pytest.mark.parametrize("held", [1, 5, 12])
 def test_held_out_rows_judge_and_trained_ones_plan(old: int, held: int) -> None:
-    before = samples(0, old)
+    before = replace(samples(0, old), drifted=1)
     found = with_joined(SPEC, before, samples(1000, 40), samples(5000, held))
     assert found is not None
+    assert found.drifted == 1, "callers' data stay private"
     planning, judging = found.split()
     assert numbers(judging) == [*numbers(before.split()[1]), *range(5000, 5000 + held)]
     assert numbers(planning)[: old // 2] == numbers(before.split()[0])

@@ -6,6 +6,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from halfeven.exporters.conversion import road
 from halfeven.exporters.conversion.convert import Conversion, Options, convert
 from halfeven.exporters.inputs.drifted_inputs import folder_of
 from halfeven.exporters.inputs.samples import stored_samples
@@ -86,10 +87,17 @@ def test_what_drifted_is_kept_and_a_shifted_replay_drifts_once_and_not_twice(
     assert not again["forms"]["torch"]["passed"], "the half is not let in again: it is judged on them too"
     assert drifted(first.version, "cpu") is not None
 
+    handed = Mock()
+    monkeypatch.setattr(road, "hand_over", handed)
     second = converted(store)
     assert not second.unchanged and converted(store).unchanged
-    rows = stored_samples(second.version).arrays["x"]
-    assert len(rows) == 32 + len(files)
+    stored = stored_samples(second.version)
+    rows = stored.arrays["x"]
+    assert len(rows) == 32 + len(files) and stored.drifted == len(files)
+    file = "samples.safetensors"
+    modes = [done.version.path(file).stat().st_mode & 0o777 for done in (first, second)]
+    assert modes == [0o644, 0o600]
+    handed.assert_called_once()
     assert all((row == far["x"]).all(axis=1).any() for row in rows[: len(files)])
     assert any(note.startswith("inputs of live traffic") for note in second.facts["notes"])
     assert replayed(store, far, MOST) == 0
