@@ -34,7 +34,8 @@ Facts = Mapping[str, Any]
 # A half's share of FP32's time may grow so many times: two measurements of one half differ by less.
 SLOWER = 1.5
 LEAST_MS = 0.1  # of a shorter batch the clock of a busy machine tells nothing
-MUCH_SLOWER = 3.0  # times the half's own time: where FP32 became slower with it, on the same processor
+# Times the half's own time: where FP32 became slower with it, on the same processor with as many cores.
+MUCH_SLOWER = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ def changes(then: Facts, now: Facts) -> list[Change]:
     found = [*files, *_surroundings(then, now)]
     if not now["passed"]:
         found.append(Change("verdict", f"the half is not equal here any more: {now['summary']}", True))
-    if not files and (bits := _bits(then, now)):  # of the same half, on the same samples
+    # Of the same half, on the same samples.
+    if not files and _has_cores(then) and (bits := _bits(then, now)):
         found.append(Change("bits", bits, False))
     if slow := slower(then, now):
         found.append(Change("speed", slow, True))
@@ -104,7 +106,23 @@ def _surroundings(then: Facts, now: Facts) -> list[Change]:
     if devices[0] != devices[1] or then["processor"] != now["processor"]:
         kinds = f"{then['processor']} ({before['device']}) then, {now['processor']} ({after['device']}) now"
         found.append(Change("processor", f"another processor, which may have other kernels: {kinds}", False))
+    if then.get("cores") != now["cores"]:
+        found.append(Change("processor", _other_cores(then, now), False))
     return found
+
+
+def _other_cores(then: Facts, now: Facts) -> str:
+    counts = f"another number of cores: {then.get('cores', 'unknown')} then, {now['cores']} now"
+    if _has_cores(then):
+        return counts
+    return (
+        f"{counts}; an earlier release took bits and times on all of them, which are not compared: lock again"
+    )
+
+
+def _has_cores(then: Facts) -> bool:
+    """False for a lock of an earlier release: sums had another order, and times were of another number of threads."""
+    return "cores" in then
 
 
 def _bits(then: Facts, now: Facts) -> str:
@@ -128,7 +146,8 @@ def slower(then: Facts, now: Facts) -> str:
     """A sentence where the half is slower than it was; empty where it is not, or where no time was taken."""
     before, after = then["milliseconds"], now["milliseconds"]
     if (
-        min(times[side] for times in (before, after) for side in ("half", "fp32")) <= 0
+        not _has_cores(then)
+        or min(times[side] for times in (before, after) for side in ("half", "fp32")) <= 0
         or after["half"] < LEAST_MS
     ):
         return ""
@@ -139,7 +158,7 @@ def slower(then: Facts, now: Facts) -> str:
             f"the half is slower beside FP32: {shares[1]:.2f} of FP32's time, {shares[0]:.2f} when it was locked "
             f"({after['half']:.3g} ms for a batch, {before['half']:.3g} ms then)"
         )
-    if own > MUCH_SLOWER and then["processor"] == now["processor"]:
+    if own > MUCH_SLOWER and all(then[key] == now[key] for key in ("processor", "cores")):
         return f"half and FP32 are slower: {after['half']:.3g} ms for a batch of the half, {before['half']:.3g} ms then"
     return ""
 

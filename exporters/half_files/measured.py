@@ -4,21 +4,23 @@ import hashlib
 import platform
 import statistics
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from time import perf_counter
+from time import thread_time
 from typing import Any
 
 import numpy as np
 import onnx
 
-from ...models.engines.cpu.setup import PLAIN
+from ...models.engines.cpu.setup import PLAIN, CpuSetup
 from ...models.engines.engine import Engine
 from ...models.engines.load import load_half, load_original
 from ...models.engines.onnx_engine import OnnxEngine
 from ...models.errors import BadInput
 from ...models.machine.processor import hardware
+from ...models.machine.usable_cores import usable_cores
 from ...models.store.manifest import sha256_of
 from ...models.store.store import LIVE, Version
 from ...models.version import __version__
@@ -30,12 +32,16 @@ from ..onnx.reading.bounded_file import bytes_of, external_files, read_graph
 from ..proof.maker import Notify
 from ..proof.prove import answers_of
 from ..proof.subject import CPU
+from ..proof.threads import fixed_threads
 from ..question import Answers
 from ..report.headline import not_run
 from .half_file import proof_of
 
 RUNS = 25  # of each side, in turns; the median counts
 ROWS = 8  # of the batch whose time is taken
+# The threads for bits and times: several add sums up in an order that depends on the number of cores, and wait for
+# each other where another program has one of the cores.
+ONE_THREAD = CpuSetup(threads=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +87,9 @@ def file_of(form: str) -> str:
 
 def _measured(found: Found, form: str) -> dict[str, Any]:
     version = found.version
-    samples, spec = stored_samples(version), version.spec()
-    if found.file:
-        with batch_in_front(found.file, spec) as file:
-            half = OnnxEngine(file, version.manifest["half"], CPU, PLAIN)
-    else:
-        half = load_half(version, form, CPU)
-    original = load_original(version, form, CPU)
-    try:
+    samples = stored_samples(version)
+    with closing(_half(found, form, PLAIN)) as half:
         report = reprove(version, half, CPU, samples)
-        asked = [answers_of(spec, engine) for engine in (half, original)]
-        bits = [_bits(answers, samples, spec.max_batch_size) for answers in asked]
-        speed = timed(asked[0], asked[1], _batch(samples, spec.max_batch_size))
-    finally:
-        _close(half, original)
     return {
         "form": form,
         "half": version.manifest["half"],
@@ -107,21 +102,41 @@ def _measured(found: Found, form: str) -> dict[str, Any]:
         "passed": report.passed,
         "summary": report.summary() + not_run(version.manifest),
         "max_error_u": float(report.max_error_u) if np.isfinite(report.max_error_u) else None,
-        "bits": {"half": bits[0], "fp32": bits[1]},
-        "milliseconds": speed,
+        **_bits_and_times(found, form, samples),
     }
 
 
+def _half(found: Found, form: str, setup: CpuSetup) -> Engine:
+    version = found.version
+    if not found.file:
+        return load_half(version, form, CPU, setup)
+    with batch_in_front(found.file, version.spec()) as file:
+        return OnnxEngine(file, version.manifest["half"], CPU, setup)
+
+
+def _bits_and_times(found: Found, form: str, samples: Samples) -> dict[str, Any]:
+    version, spec = found.version, found.version.spec()
+    with (
+        closing(_half(found, form, ONE_THREAD)) as half,
+        closing(load_original(version, form, CPU, ONE_THREAD)) as original,
+        fixed_threads(0),  # torch has its threads back after it
+    ):
+        asked = {"half": answers_of(spec, half), "fp32": answers_of(spec, original)}
+        return {
+            "bits": {side: _bits(answers, samples, spec.max_batch_size) for side, answers in asked.items()},
+            "milliseconds": timed(asked["half"], asked["fp32"], _batch(samples, spec.max_batch_size)),
+        }
+
+
 def surroundings() -> dict[str, Any]:
-    """The libraries and the processor that a half is proven and measured with."""
+    """The libraries, the processor and the cores that a half is proven and measured with."""
     packages = {name: metadata.version(name) for name in ("numpy", "onnx")}
     ours = {"halfeven": __version__, "python": platform.python_version(), **packages}
-    return {"environment": ours | environment(CPU), "processor": str(hardware())}
-
-
-def _close(*engines: Engine) -> None:
-    for engine in engines:
-        engine.close()
+    return {
+        "environment": ours | environment(CPU),
+        "processor": str(hardware()),
+        "cores": usable_cores(),
+    }
 
 
 def _batch(samples: Samples, most: int) -> dict[str, np.ndarray]:
@@ -142,9 +157,12 @@ def timed(
     half: Answers,
     original: Answers,
     inputs: Mapping[str, np.ndarray],
-    clock: Callable[[], float] = perf_counter,
+    clock: Callable[[], float] = thread_time,
 ) -> dict[str, float]:
-    """Milliseconds of one batch by each side: medians of `RUNS` runs in turns, after one that is not counted."""
+    """Milliseconds of one batch by each side: medians of `RUNS` runs in turns, after one that is not counted.
+
+    The clock is the processor's time of this thread, in which an engine of one thread computes: time that another
+    program has the core does not count."""
     times = dict[str, list[float]](half=[], fp32=[])
     for run in range(RUNS + 1):
         for side, answers in (("half", half), ("fp32", original)):

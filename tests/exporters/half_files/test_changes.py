@@ -15,6 +15,7 @@ THEN: Mapping[str, Any] = {
     "weights": {"first": "1", "last": "2"},
     "environment": {"device": "cpu x86_64 AVX2, oneDNN", "torch": "2.13.0", "onnxruntime": "1.31.1"},
     "processor": "Some CPU, AVX2",
+    "cores": 16,
     "passed": True,
     "summary": "passed: 1u of 4u",
     "max_error_u": 1.0,
@@ -49,10 +50,25 @@ def test_a_slower_kernel_of_the_half_is_named_with_its_times() -> None:
     assert "10.00 of FP32's time, 0.50 when it was locked" in change.message
 
 
-def test_both_slower_is_named_on_the_same_processor_alone() -> None:
+@pytest.mark.parametrize("other", [{"processor": "Another CPU, AVX2"}, {"cores": 2}])
+def test_both_slower_is_named_on_the_same_processor_with_as_many_cores_alone(other: dict[str, Any]) -> None:
     times = {"half": 20.0, "fp32": 40.0}
     assert found(milliseconds=times) == [("speed", True)]
-    assert found(milliseconds=times, processor="Another CPU, AVX2") == [("processor", False)]
+    assert found(milliseconds=times, **other) == [("processor", False)]
+
+
+def test_another_number_of_cores_is_named_and_a_half_that_is_slower_beside_fp32_too() -> None:
+    changed = changes(THEN, {**THEN, "cores": 2, "milliseconds": {"half": 40.0, "fp32": 4.0}})
+    assert [change.kind for change in changed] == ["processor", "speed"]
+    assert changed[0].message == "another number of cores: 16 then, 2 now"
+
+
+def test_bits_and_times_of_a_lock_without_the_number_of_cores_are_not_compared() -> None:
+    """An earlier release took them with a thread for each core."""
+    then = {key: fact for key, fact in THEN.items() if key != "cores"}
+    now = {**THEN, "bits": {"half": "g", "fp32": "g"}, "milliseconds": {"half": 40.0, "fp32": 4.0}}
+    (change,) = changes(then, now)
+    assert not change.fails and change.message.startswith("another number of cores: unknown then, 16 now; ")
 
 
 def test_other_bits_are_told_with_both_errors_and_hold_while_equal() -> None:
