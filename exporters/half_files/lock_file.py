@@ -52,9 +52,10 @@ def changes(then: Facts, now: Facts) -> list[Change]:
     """The changes of one half in one form; ``then`` and ``now`` are its facts from `measured.py`."""
     files = _file(then, now)
     found = [*files, *_surroundings(then, now)]
-    if not now["passed"]:
-        found.append(Change("verdict", f"the half is not equal here any more: {now['summary']}", True))
-    # Of the same half, on the same samples.
+    if not now["passed"]:  # then neither bits nor times were taken
+        said = f"the half is not equal here any more: {now['summary']}"
+        return [*found, Change("verdict", said, True)]
+    # The bits are of the same half and of the same samples only where no file changed.
     if not files and _has_cores(then) and (bits := _bits(then, now)):
         found.append(Change("bits", bits, False))
     if slow := slower(then, now):
@@ -273,20 +274,28 @@ def _since(then: Facts, found: Callable[[str], Found], notify: Notify) -> list[C
         return [Change("proof", str(error), True)]
     except (BadInput, DamagedFile) as error:
         return [Change("file", str(error), True)]
+    if wrong := _wrong_file(half, then["form"]):
+        return [wrong]
     try:
-        if half.file:
-            check_proof(half.version)
-        elif wrong := _wrong_file(half, then["form"]):
-            return [wrong]
         return changes(then, _again(half, then, notify))
-    except (BadInput, DamagedFile, ParityRefused) as error:
+    except (BadInput, ParityRefused) as error:
         return [Change("proof", str(error), True)]
-    except EngineFailed as error:  # after an upgrade, or of a file that is damaged
-        return _why_it_does_not_run(then, half, error)
+    except ModuleNotFoundError as error:
+        return _why_it_cannot_be_proven(then, half, f"it needs {error.name}, which is not installed")
+    # The files of the proof are as they were: the libraries are others, or the half is damaged.
+    except (DamagedFile, EngineFailed) as error:
+        return _why_it_cannot_be_proven(then, half, str(error))
 
 
 def _wrong_file(half: Found, form: str) -> Change | None:
-    """The first file of a version in the store that is not as its manifest says; the half itself comes first."""
+    """The first file of a proof, or of a version in the store, that is not as its manifest says; of a version the half
+    itself comes first."""
+    if half.file:
+        try:
+            check_proof(half.version)
+        except (BadInput, DamagedFile, ParityRefused) as error:
+            return Change("proof", str(error), True)
+        return None
     own = file_of(form)
     for name in sorted(half.version.manifest["files"], key=lambda name: name != own):
         try:
@@ -296,7 +305,7 @@ def _wrong_file(half: Found, form: str) -> Change | None:
     return None
 
 
-def _why_it_does_not_run(then: Facts, half: Found, error: EngineFailed) -> list[Change]:
+def _why_it_cannot_be_proven(then: Facts, half: Found, why: str) -> list[Change]:
     changed = half.file is not None and _is_other_file(half.file, then["file"])
     found = (
         [Change("file", "the half is another file than the locked one; restore it", True)] if changed else []
@@ -304,7 +313,7 @@ def _why_it_does_not_run(then: Facts, half: Found, error: EngineFailed) -> list[
     return [
         *found,
         *_surroundings(then, surroundings()),
-        Change("verdict", f"the half does not run here: {error}", True),
+        Change("verdict", f"the half cannot be proven here: {why}", True),
     ]
 
 
@@ -319,7 +328,7 @@ def _again(found: Found, then: Facts, notify: Notify) -> Facts:
     """The half now; measured again while it seems slower. The last time counts: only a half that is slower each time is
     slower. Of verdict and bits the first change counts."""
     seen = [_form(found, then["form"], notify)]
-    while slower(then, seen[-1]) and len(seen) <= AGAIN:
+    while seen[-1]["passed"] and slower(then, seen[-1]) and len(seen) <= AGAIN:
         notify("it seems slower: measuring it again")
         seen.append(_form(found, then["form"], notify))
     changed = min(seen, key=lambda facts: (facts["passed"], facts["bits"] == then["bits"]))

@@ -4,7 +4,7 @@ import hashlib
 import platform
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -16,9 +16,10 @@ import onnx
 
 from ...models.engines.cpu.setup import PLAIN, CpuSetup
 from ...models.engines.engine import Engine
+from ...models.engines.faults import out_of_memory
 from ...models.engines.load import load_half, load_original
 from ...models.engines.onnx_engine import OnnxEngine
-from ...models.errors import BadInput
+from ...models.errors import BadInput, EngineFailed, OrderEnded
 from ...models.machine.processor import hardware
 from ...models.machine.usable_cores import usable_cores
 from ...models.store.manifest import sha256_of
@@ -33,7 +34,7 @@ from ..proof.maker import Notify
 from ..proof.prove import answers_of
 from ..proof.subject import CPU
 from ..proof.threads import fixed_threads
-from ..question import Answers
+from ..question import REFUSALS, Answers
 from ..report.headline import not_run
 from .half_file import proof_of
 
@@ -65,7 +66,8 @@ def found_file(file: Path) -> Found:
 def measured(
     found: Found, notify: Notify = lambda _: None, form: str | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The facts of each proven form, or of ``form`` alone. Raises BadInput where there is none."""
+    """The facts of each proven form, or of ``form`` alone. Raises BadInput where there is none,
+    EngineFailed where one does not run."""
     version = found.version
     halves = [
         name
@@ -77,7 +79,21 @@ def measured(
     for name in halves:
         if form in (None, name):
             notify(f"proving the {name} form of {version} and measuring it")
-            yield _measured(found, name)
+            with _refusals_as_engine_failed(version):
+                facts = _measured(found, name)
+            yield facts
+
+
+@contextmanager
+def _refusals_as_engine_failed(version: Version) -> Iterator[None]:
+    """Raises EngineFailed where a half or its original does not run: torch's errors have kinds of their own. An error
+    that says that memory or time was lacking is raised as it is: it says nothing about the half."""
+    try:
+        yield
+    except REFUSALS as error:
+        if isinstance(error, EngineFailed | OrderEnded) or out_of_memory(error):
+            raise
+        raise EngineFailed(f"{version} does not run: {error}") from error
 
 
 def file_of(form: str) -> str:
@@ -102,7 +118,7 @@ def _measured(found: Found, form: str) -> dict[str, Any]:
         "passed": report.passed,
         "summary": report.summary() + not_run(version.manifest),
         "max_error_u": float(report.max_error_u) if np.isfinite(report.max_error_u) else None,
-        **_bits_and_times(found, form, samples),
+        **(_bits_and_times(found, form, samples) if report.passed else {"bits": {}, "milliseconds": {}}),
     }
 
 

@@ -1,15 +1,23 @@
-"""Bits and times of a half do not depend on the cores of a machine, nor on what else it runs."""
+"""Bits and times of a half do not depend on the cores of a machine, nor on what else it runs; a half that does not run
+here has a verdict, and so have the others."""
 
+import json
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.exporters.half_files import measured
+from halfeven.exporters.half_files.lock_file import checked, read_lock, write_lock
 from halfeven.exporters.half_files.measured import Found, timed
+from halfeven.models.engines import torch_engine
 from halfeven.models.engines.engine import Engine
+from halfeven.models.engines.torch_engine import TorchEngine
+from halfeven.models.errors import DamagedFile
 from halfeven.models.spec.spec import ModelSpec
 from halfeven.models.store.store import Store
 
@@ -58,3 +66,64 @@ def test_the_time_of_another_thread_on_the_cores_does_not_count() -> None:
     with ThreadPoolExecutor(1) as other:
         found = timed(lambda _: other.submit(work).result(), work, {})
     assert found["half"] < 0.5 * found["fp32"]
+
+
+@pytest.fixture
+def lock(both_forms: Found, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[Mapping[str, Any]]:
+    """The lock of both forms, with an older torch; no clock."""
+    monkeypatch.setattr(measured, "timed", lambda *_: {"half": 0.0, "fp32": 0.0})
+    write_lock(path := tmp_path / "halfeven.lock", {"net": both_forms})
+    facts = json.loads(path.read_text())
+    for half in facts["halves"]:
+        half["environment"]["torch"] = "2.10.0"
+    path.write_text(json.dumps(facts))
+    return read_lock(path)
+
+
+RUN = TorchEngine.run
+
+
+def refuses(*_: object) -> None:
+    raise RuntimeError("could not create a primitive")
+
+
+def half_refuses(engine: TorchEngine, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+    if engine.precision == "fp16":
+        raise RuntimeError("no kernel for Half")
+    return RUN(engine, parts)
+
+
+def cannot_load(*_: object) -> None:
+    raise DamagedFile("half.pt2 cannot be loaded by this torch")
+
+
+def lacks_torch(*_: object) -> None:
+    raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("where", "name", "fails", "said"),
+    [
+        (TorchEngine, "run", refuses, "could not create a primitive"),
+        (TorchEngine, "run", half_refuses, "no kernel for Half"),
+        (torch_engine, "load_program_engine", cannot_load, "cannot be loaded by this torch"),
+        (torch_engine, "load_program_engine", lacks_torch, "it needs torch, which is not installed"),
+    ],
+)
+def test_a_torch_half_that_does_not_run_here_has_a_verdict_and_the_libraries_are_named(
+    both_forms: Found,
+    lock: Sequence[Mapping[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    where: object,
+    name: str,
+    fails: Callable[..., object],
+    said: str,
+) -> None:
+    monkeypatch.setattr(where, name, fails)
+    found = {form: changes for _, form, changes in checked(lock, lambda _: both_forms)}
+    assert list(found) == ["torch", "onnx"]
+    assert [(change.kind, change.fails) for change in found["torch"]] == [
+        ("environment", False), ("verdict", True),
+    ]  # fmt: skip
+    assert said in found["torch"][-1].message
