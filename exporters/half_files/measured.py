@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from onnx import external_data_helper
 
 from ...models.engines.cpu.setup import PLAIN, CpuSetup
 from ...models.engines.engine import Engine
@@ -29,7 +30,7 @@ from ..inputs.samples import Samples, stored_samples
 from ..on_device.environment import environment
 from ..on_device.reprove import reprove
 from ..onnx.own_layout import batch_in_front
-from ..onnx.reading.bounded_file import bytes_of, external_files, read_graph
+from ..onnx.reading.bounded_file import bytes_of, extent, external_files, read_graph
 from ..proof.maker import Notify
 from ..proof.prove import answers_of
 from ..proof.subject import CPU
@@ -40,6 +41,7 @@ from .half_file import proof_of
 
 RUNS = 25  # of each side, in turns; the median counts
 ROWS = 8  # of the batch whose time is taken
+_PIECE = 1 << 20  # bytes of a weight that are in memory at once
 # The threads for bits and times: several add sums up in an order that depends on the number of cores, and wait for
 # each other where another program has one of the cores.
 ONE_THREAD = CpuSetup(threads=1)
@@ -69,13 +71,15 @@ def measured(
     """The facts of each proven form, or of ``form`` alone. Raises BadInput where there is none,
     EngineFailed where one does not run."""
     version = found.version
-    halves = [
-        name
-        for name, facts in version.manifest["forms"].items()
-        if facts["passed"] and version.has(file_of(name))
-    ]
-    if version.status != LIVE or version.manifest["half"] is None or not halves:
+    passed = [name for name, facts in version.manifest["forms"].items() if facts["passed"]]
+    halves = [name for name in passed if version.has(file_of(name))]
+    if version.status != LIVE or version.manifest["half"] is None or not passed:
         raise BadInput(f"{version} has no proven half that could be locked: {version.manifest['reason']}")
+    if not halves:
+        raise BadInput(
+            f"{version} has a half in the form {passed[0]} alone, which is no file that could be locked: expected one "
+            "in the form torch or onnx; convert the model with --form torch or --form onnx"
+        )
     for name in halves:
         if form in (None, name):
             notify(f"proving the {name} form of {version} and measuring it")
@@ -199,7 +203,23 @@ def _weights(half: Path) -> dict[str, str]:
     """The start of the SHA-256 of each weight of the half's ONNX file, by name: it tells which one was changed."""
     model = onnx.load(half, load_external_data=False)
     return {
-        tensor.name: hashlib.sha256(tensor.SerializeToString()).hexdigest()[:16]
+        tensor.name: _digest_of_weight(half, tensor)[:16]
         for tensor in model.graph.initializer
         if bytes_of(tensor)
     }
+
+
+def _digest_of_weight(half: Path, tensor: onnx.TensorProto) -> str:
+    """The data of a large half lie in a file beside it, which is read piece by piece; where they lie there does not
+    count."""
+    if not external_data_helper.uses_external_data(tensor):
+        return hashlib.sha256(tensor.SerializeToString()).hexdigest()
+    file, offset, left = extent(half, half.parent.resolve(), tensor)
+    tensor.ClearField("external_data")
+    digest = hashlib.sha256(tensor.SerializeToString())
+    with file.open("rb") as data:
+        data.seek(offset)
+        while left and (piece := data.read(min(left, _PIECE))):
+            digest.update(piece)
+            left -= len(piece)
+    return digest.hexdigest()

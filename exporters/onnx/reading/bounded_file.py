@@ -216,7 +216,7 @@ def _bound_ranks(path: Path, model: ModelProto) -> None:
 def _load_external(path: Path, folder: Path, outside: list[TensorProto], max_bytes: int) -> None:
     total = path.stat().st_size
     for tensor in outside:
-        file, offset, length = _extent(path, folder, tensor)
+        file, offset, length = extent(path, folder, tensor)
         total += length
         _bound(f"{path.name} with its external data", total, max_bytes)
         with file.open("rb") as data:
@@ -226,7 +226,7 @@ def _load_external(path: Path, folder: Path, outside: list[TensorProto], max_byt
         del tensor.external_data[:]
 
 
-def _extent(path: Path, folder: Path, tensor: TensorProto) -> tuple[Path, int, int]:
+def extent(path: Path, folder: Path, tensor: TensorProto) -> tuple[Path, int, int]:
     """The file in ``folder`` that holds the data of a tensor, the first byte there, and the number of bytes.
 
     Raises BadFolder where the file is no plain file in that folder, or too short."""
@@ -266,7 +266,7 @@ def external_files(path: Path, model: ModelProto) -> dict[str, Path]:
     """
     folder = path.parent.resolve()
     outside = (tensor for tensor in tensors(model) if external_data_helper.uses_external_data(tensor))
-    return {_place_of_data(path, tensor).location: _extent(path, folder, tensor)[0] for tensor in outside}
+    return {_place_of_data(path, tensor).location: extent(path, folder, tensor)[0] for tensor in outside}
 
 
 def _inside(path: Path, folder: Path, tensor: str, location: str) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from halfeven.exporters.conversion.convert import Options, convert
@@ -17,10 +18,11 @@ from halfeven.exporters.half_files.measured import Found, timed
 from halfeven.models.engines import torch_engine
 from halfeven.models.engines.engine import Engine
 from halfeven.models.engines.torch_engine import TorchEngine
-from halfeven.models.errors import DamagedFile
+from halfeven.models.errors import BadInput, DamagedFile
 from halfeven.models.spec.spec import ModelSpec
-from halfeven.models.store.store import Store
+from halfeven.models.store.store import LIVE, Store, Version
 
+from tests.exporters.half_files.onnx_net import written
 from tests.kept import kept_store
 from tests.model_folders import samples_of, write_folder
 
@@ -127,3 +129,21 @@ def test_a_torch_half_that_does_not_run_here_has_a_verdict_and_the_libraries_are
         ("environment", False), ("verdict", True),
     ]  # fmt: skip
     assert said in found["torch"][-1].message
+
+
+def test_a_changed_weight_in_the_file_beside_a_large_half_is_the_one_that_differs(tmp_path: Path) -> None:
+    half, data = tmp_path / "net.onnx", tmp_path / "net.data"
+    model = onnx.load(written(half))
+    onnx.save(model, half, save_as_external_data=True, location=data.name, size_threshold=0)
+    before = measured._weights(half)
+    data.write_bytes(data.read_bytes()[:-1] + b"\x01")
+    after = measured._weights(half)
+    assert [name for name in before if after[name] != before[name]] == [model.graph.initializer[-1].name]
+
+
+def test_a_version_in_the_live_form_has_no_file_to_lock_and_is_not_called_unproven() -> None:
+    facts = {"status": LIVE, "half": "fp16", "reason": "", "files": {}, "forms": {"live": {"passed": True}}}
+    with pytest.raises(
+        BadInput, match=r"net@1 has a half in the form live alone.*--form torch or --form onnx"
+    ):
+        next(measured.measured(Found(Version("net", 1, Path(), facts))))
