@@ -18,11 +18,15 @@ if TYPE_CHECKING:
     import torch
 
 CPUINFO = Path("/proc/cpuinfo")
+# The extensions of ARM for which libraries have kernels of their own, as Linux names them: FP16, dot products, bf16,
+# products of 8-bit integers, vectors and matrices of other lengths.
+_OF_ARM = ("asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2", "sme", "sme2")
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """``instructions``: what torch's own kernels use (``AVX2``, ``AVX512``); ``limit``: the most that oneDNN may use,
+    """``instructions``: what torch's own kernels use (``AVX2``, ``AVX512``), on ARM what kernels are chosen by
+    (``ASIMDHP+ASIMDDP+SVE``), and ``DEFAULT`` where there is nothing of it; ``limit``: the most that oneDNN may use,
     empty where ``ONEDNN_MAX_CPU_ISA`` does not restrict it.
 
     ``onednn``: oneDNN's packed kernels exist here. ``bf16_kernels``, ``fp16_kernels``: oneDNN computes in that type.
@@ -73,12 +77,12 @@ def this_processor() -> Processor:
 def hardware() -> Processor:
     """The processor of this machine, without what oneDNN's kernels can do, so that torch is not imported. The
     environment's restrictions count (``ATEN_CPU_CAPABILITY``, ``ONEDNN_MAX_CPU_ISA``)."""
-    machine, flags = platform.machine(), _flags()
+    machine, flags = platform.machine(), set(_field("flags").split())
     is_x86 = machine in ("x86_64", "AMD64")
     return Processor(
-        name=_field("model name") or "unknown processor",
+        name=_name(),
         machine=machine,
-        instructions=_instructions(flags) if is_x86 else "DEFAULT",
+        instructions=_instructions(flags) if is_x86 else _instructions_of_arm(),
         limit=os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
         onednn=is_x86 and _has_torch(),  # its wheels for other machines have another library
         bf16_units=not flags.isdisjoint(("avx512_bf16", "amx_tile")),
@@ -96,6 +100,20 @@ def _instructions(flags: set[str]) -> str:
     return "AVX2" if {"avx2", "fma"} <= flags else "DEFAULT"
 
 
+def _instructions_of_arm() -> str:
+    features = set(_field("Features").split())
+    return "+".join(name.upper() for name in _OF_ARM if name in features) or "DEFAULT"
+
+
+def _name() -> str:
+    """The name of the processor; of one of ARM, where Linux knows none or the same for all, the numbers of its maker
+    and of its kind, which ``lscpu`` has words for."""
+    maker, kind = _field("CPU implementer"), _field("CPU part")
+    if maker and kind:
+        return f"ARM processor {maker} {kind}"
+    return _field("model name") or "unknown processor"
+
+
 def _has_torch() -> bool:
     try:
         return bool(version("torch"))
@@ -110,7 +128,3 @@ def _field(name: str) -> str:
     except OSError:
         return ""
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
-
-
-def _flags() -> set[str]:
-    return set(_field("flags").split())

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -94,7 +95,7 @@ def test_the_instructions_are_those_that_torch_uses(asked: str | None) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment, cwd=ROOT
     )
     ours, theirs = done.stdout.split()
-    assert ours == theirs or not sys.platform.startswith("linux")
+    assert ours == theirs or not sys.platform.startswith("linux") or platform.machine() != "x86_64"
 
 
 def test_a_system_that_does_not_describe_its_processor_has_an_unknown_one(
@@ -102,6 +103,41 @@ def test_a_system_that_does_not_describe_its_processor_has_an_unknown_one(
 ) -> None:
     monkeypatch.setattr(processor, "CPUINFO", tmp_path / "none")
     assert hardware.__wrapped__().name == "unknown processor"
+
+
+GRAVITON = {
+    2: ("0xd0c", "fp asimd aes crc32 atomics fphp asimdhp asimdrdm lrcpc dcpop asimddp ssbs"),
+    3: (
+        "0xd40",
+        "fp asimd aes crc32 atomics fphp asimdhp asimddp sha512 sve asimdfhm svei8mm svebf16 i8mm bf16",
+    ),
+}
+
+
+def graviton(number: int) -> str:
+    """The first processor in /proc/cpuinfo of a machine of ARM, which has no name there."""
+    part, features = GRAVITON[number]
+    return (
+        f"processor\t: 0\nBogoMIPS\t: 243.75\nFeatures\t: {features}\nCPU implementer\t: 0x41\n"
+        f"CPU architecture: 8\nCPU variant\t: 0x1\nCPU part\t: {part}\nCPU revision\t: 1\n\n"
+    )
+
+
+def test_two_processors_of_arm_have_other_names_and_proofs_are_bound_to_their_extensions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(processor.platform, "machine", lambda: "aarch64")
+    found = dict[str, str]()
+    for number in GRAVITON:
+        processor.CPUINFO.write_text(graviton(number))
+        here = hardware.__wrapped__()
+        monkeypatch.setattr(environment, "hardware", lambda here=here: here)
+        found[here.name] = environment.environment("cpu")["device"]
+    assert found == {
+        "ARM processor 0x41 0xd0c": "cpu aarch64 ASIMDHP+ASIMDDP",
+        "ARM processor 0x41 0xd40": "cpu aarch64 ASIMDHP+ASIMDDP+BF16+I8MM+SVE",
+    }
 
 
 @pytest.mark.slow
