@@ -2,6 +2,7 @@
 environment says, through the demo, conversion, serving and a job."""
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,6 @@ import pytest
 from halfeven.models.telemetry import OFF
 from safetensors.numpy import save_file
 
-from tests.benchmarks.slow_demo import environment_of
 from tests.leaving import COMPILER, Watch, watch
 from tests.model_folders import write_folder
 
@@ -24,6 +24,7 @@ DOORS = (
     "import halfeven.serve.finetune.training.trainer",
 )
 RUNS = 5
+SLOW = Path(__file__).parent / "benchmarks/slow_half"  # FP16 convolutions take SLOW_HALF times as long
 HALFEVEN = (sys.executable, "-m", "halfeven")
 COMMANDS = """
 import json, sys
@@ -89,7 +90,8 @@ def test_nothing_leaves_in_conversion_serving_and_a_job_and_the_demo_shows_the_s
     watched: Watch, tmp_path: Path
 ) -> None:
     """The demo converts in both forms, serves and trains; the other commands ask a server of its store."""
-    slow = replace(watched, environment={**watched.environment, **environment_of(3)})
+    paths = os.pathsep.join(filter(None, [str(SLOW), os.environ.get("PYTHONPATH", "")]))
+    slow = replace(watched, environment={**watched.environment, "SLOW_HALF": "3", "PYTHONPATH": paths})
     store, given, one = tmp_path / "store", tmp_path / "given", tmp_path / "one.safetensors"
     done = slow.run(*HALFEVEN, "demo", "--json", "--store", str(store), seconds=600)
     assert done.returncode == 0, done.stderr
