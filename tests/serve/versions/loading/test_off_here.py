@@ -9,10 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from halfeven.exporters.inputs.samples import Samples
 from halfeven.exporters.on_device import environment, selftest_record
 from halfeven.exporters.on_device.selftest_record import keep_record, records_of
-from halfeven.models.archive.archive import save_program
 from halfeven.models.engines.cpu.setup import CpuSetup
 from halfeven.models.engines.switched_off import (
     CUDA_GRAPHS,
@@ -26,17 +24,17 @@ from halfeven.models.engines.switched_off import (
 )
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import NotReady
-from halfeven.models.store.store import LIVE, Store, Version
+from halfeven.models.store.store import Version
 from halfeven.serve.batching.interface import PreparedVersion
 from halfeven.serve.batching.place import Place
 from halfeven.serve.versions.loading import candidate_forms, graph_choice
 from halfeven.serve.versions.loading import ready as readying
 from halfeven.serve.versions.loading.ready import make_ready
-from safetensors.torch import save_file
 from torch import nn
 
 from tests.programs import Original, original
 from tests.serve.versions.loading.simulated_place import simulated_place
+from tests.serve.versions.publishing import publish_net
 from tests.simulated_gpu import SimulatedGpu
 
 WHY = "graphs against eager: net: replays at [4] rows differ"
@@ -49,20 +47,7 @@ def net() -> Original:
 
 @pytest.fixture
 def version(net: Original, tmp_path: Path) -> Version:
-    return published(net, tmp_path, ())
-
-
-def published(net: Original, root: Path, halves: tuple[str, ...]) -> Version:
-    """A version with a torch whole, and with halves that passed, whose files are none: loading one fails."""
-    with Store(root).draft("net") as draft:
-        draft.write_json("spec.json", net.spec.to_json())
-        save_program(net.program, draft.folder / "original.pt2", weights=False)
-        save_file(dict(net.program.state_dict), draft.folder / "weights.safetensors")
-        Samples({"input": np.ones((8, 3), np.float32)}).save(draft.folder / "samples.safetensors")
-        for form in halves:
-            (draft.folder / f"half.{'pt2' if form == 'torch' else 'onnx'}").write_bytes(b"none")
-        forms = {form: {"passed": True} for form in halves}
-        return draft.publish(LIVE, {"half": "fp16" if halves else None, "forms": forms, "reason": ""})
+    return publish_net(tmp_path, net)
 
 
 @contextmanager
@@ -136,7 +121,7 @@ def test_from_a_device_that_is_off_nothing_is_served_and_the_way_out_is_said(
 def test_a_half_that_is_off_is_not_loaded_and_its_original_serves_also_in_the_place_of_a_half(
     form: str, feature: str, net: Original, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    version = published(net, tmp_path, (form,))
+    version = publish_net(tmp_path, net, (form,))
     with simulated(monkeypatch) as (_, place):
         keep_record(tmp_path, place.device, {feature: WHY})
         prepared = make_ready(version, place)
@@ -150,7 +135,7 @@ def test_a_half_that_is_off_is_not_loaded_and_its_original_serves_also_in_the_pl
 def test_the_other_half_is_proven_and_served(
     net: Original, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    version, asked = published(net, tmp_path, ("torch", "onnx")), list[str]()
+    version, asked = publish_net(tmp_path, net, ("torch", "onnx")), list[str]()
     load = candidate_forms.load_original
 
     def load_half(version: Version, form: str, device: torch.device, setup: CpuSetup) -> object:

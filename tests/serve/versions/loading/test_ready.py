@@ -27,8 +27,9 @@ from halfeven.serve.versions.loading.candidate_forms import CandidateForm, Model
 from safetensors.torch import save_file
 from torch import nn
 
-from tests.programs import Original, original
+from tests.programs import original
 from tests.serve.versions.loading.simulated_place import simulated_place
+from tests.serve.versions.publishing import publish_net
 
 SPEC = ModelSpec("net", (TensorSpec("x", "FP32", (Dim(),)),), (TensorSpec("y", "FP32", (Dim(),)),), 4)
 SAMPLES = Samples({"x": np.zeros(8, np.float32)})
@@ -225,21 +226,6 @@ def test_an_original_that_is_passed_over_because_its_file_is_damaged_is_named(
 # Loads on a simulated device
 
 
-def published(store: Store, net: Original, spec: ModelSpec, halves: tuple[str, ...] = ()) -> Version:
-    """A version with halves that are said to have passed, or without any."""
-    with store.draft("net") as draft:
-        draft.write_json("spec.json", spec.to_json())
-        save_program(net.program, draft.folder / "original.pt2", weights=False)
-        save_file(dict(net.program.state_dict), draft.folder / "weights.safetensors")
-        Samples({"input": np.random.default_rng().random((8, 3), np.float32)}).save(
-            draft.folder / "samples.safetensors"
-        )
-        for file in ("original.onnx", "half.pt2", "half.onnx") if halves else ():
-            (draft.folder / file).write_bytes(file.encode())
-        forms = {form: {"passed": True} for form in halves}
-        return draft.publish(LIVE, {"half": "fp16" if halves else None, "forms": forms, "reason": ""})
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("must_gain", [0.0, 1e9], ids=["recorded", "recordings given up"])
 def test_what_is_ready_has_run_every_bucket_in_every_slot_as_requests_send_it(
@@ -250,7 +236,7 @@ def test_what_is_ready_has_run_every_bucket_in_every_slot_as_requests_send_it(
     monkeypatch.setattr(ModelHere, "useful_rows_of", lambda here, chosen: 4)
     net = original(nn.Linear(3, 2), {"input": torch.randn(4, 3)}, max_batch_size=4)
     spec = replace(net.spec, inputs=(replace(net.spec.inputs[0], wire=Wire("UINT8", 0.5, 1.0)),))
-    version = published(Store(tmp_path), net, spec)
+    version = publish_net(tmp_path, net, spec=spec)
     with simulated_place() as (gpu, place):
         prepared = readying.make_ready(version, place)
         engine = prepared.engine
@@ -301,7 +287,7 @@ def four_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Version:
     monkeypatch.setattr(readying, "holds_here", lambda version, device: True)
     monkeypatch.setattr(measuring, "shortest_seconds", lambda run: run.func.__self__.seconds)
     net = original(nn.Linear(3, 2), {"input": torch.randn(4, 3)}, max_batch_size=4)
-    return published(Store(tmp_path), net, net.spec, ("torch", "onnx"))
+    return publish_net(tmp_path, net, ("torch", "onnx"))
 
 
 @pytest.mark.slow
