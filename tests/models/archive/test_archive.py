@@ -17,9 +17,7 @@ from halfeven.models.program import runnable
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
-MODEL = "archive/models/model.json"
-WEIGHTS = "archive/data/weights/model_weights_config.json"
-Change = Callable[[dict[str, Any]], None]
+from tests.models.archive.crafting import MODEL, WEIGHTS, archive_of, contents, crafted
 
 
 class Net(nn.Module):
@@ -63,20 +61,6 @@ def canary(tmp_path: Path) -> Path:
 def answers(program: ExportedProgram, tokens: torch.Tensor) -> list[torch.Tensor]:
     with torch.inference_mode():
         return list(runnable(program)(tokens))
-
-
-def crafted(saved: Path, tmp_path: Path, member: str, change: Change) -> Path:
-    """The archive with one of its JSON documents changed."""
-    path = tmp_path / "crafted.pt2"
-    with zipfile.ZipFile(saved) as source, zipfile.ZipFile(path, "w") as target:
-        for name in source.namelist():
-            data = source.read(name)
-            if name == member:
-                document = json.loads(data)
-                change(document)
-                data = json.dumps(document).encode()
-            target.writestr(name, data)
-    return path
 
 
 def refused(path: Path, canary: Path, *words: str) -> None:
@@ -175,26 +159,18 @@ def test_an_archive_of_ours_has_no_pickle_in_it(saved: Path) -> None:
 def test_a_pickled_member_is_refused(saved: Path, tmp_path: Path, canary: Path) -> None:
     for member in ("archive/data/sample_inputs/model.pt", "archive/data/weights/model.pt"):
         path = tmp_path / "crafted.pt2"
-        with zipfile.ZipFile(saved) as source, zipfile.ZipFile(path, "w") as target:
-            for name in source.namelist():
-                if name != member:
-                    target.writestr(name, source.read(name))
-            target.writestr(member, pickle.dumps(Touch(canary)))
+        path.write_bytes(archive_of({**contents(saved), member: pickle.dumps(Touch(canary))}))
         refused(path, canary, member)
 
 
 def test_a_pickled_weight_is_refused(saved: Path, tmp_path: Path, canary: Path) -> None:
+    def pickled(document: dict[str, Any]) -> None:
+        document["config"]["offset"].update(use_pickle=True, path_name="weight_99")
+
     buffer = io.BytesIO()
     torch.save(Touch(canary), buffer)
-    path = tmp_path / "crafted.pt2"
-    with zipfile.ZipFile(saved) as source, zipfile.ZipFile(path, "w") as target:
-        for name in source.namelist():
-            data = source.read(name)
-            if name == WEIGHTS:
-                document = json.loads(data)
-                document["config"]["offset"].update(use_pickle=True, path_name="weight_99")
-                data = json.dumps(document).encode()
-            target.writestr(name, data)
+    path = crafted(saved, tmp_path / "crafted.pt2", WEIGHTS, pickled)
+    with zipfile.ZipFile(path, "a") as target:
         target.writestr("archive/data/weights/weight_99", buffer.getvalue())
     refused(path, canary, "pickled tensor")
 
@@ -205,7 +181,7 @@ def test_a_pickled_weight_cannot_hide_under_a_name_that_is_skipped(
     def hide(document: dict[str, Any]) -> None:
         document["config"]["metadata"] = {**document["config"].pop("offset"), "use_pickle": True}
 
-    refused(crafted(saved, tmp_path, WEIGHTS, hide), canary, "pickled tensor")
+    refused(crafted(saved, tmp_path / "crafted.pt2", WEIGHTS, hide), canary, "pickled tensor")
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["bad one first", "bad one last"])
@@ -227,10 +203,9 @@ def test_a_member_that_is_there_twice_is_refused(
 
 def test_two_archives_in_one_file_are_refused(saved: Path, tmp_path: Path, canary: Path) -> None:
     path = tmp_path / "crafted.pt2"
-    with zipfile.ZipFile(saved) as source, zipfile.ZipFile(path, "w") as target:
-        for folder in ("archive", "other"):
-            for name in source.namelist():
-                target.writestr(name.replace("archive", folder, 1), source.read(name))
+    members = contents(saved)
+    other = {name.replace("archive", "other", 1): data for name, data in members.items()}
+    path.write_bytes(archive_of({**members, **other}))
     refused(path, canary, "two archives")
 
 
@@ -268,7 +243,7 @@ def test_a_target_that_is_no_tensor_op_is_refused(
     def change(document: dict[str, Any]) -> None:
         document["graph_module"]["graph"]["nodes"][-1]["target"] = target
 
-    refused(crafted(saved, tmp_path, MODEL, change), canary, "target")
+    refused(crafted(saved, tmp_path / "crafted.pt2", MODEL, change), canary, "target")
 
 
 @pytest.mark.parametrize(
@@ -300,7 +275,7 @@ def test_an_expression_that_is_no_arithmetic_is_refused(
             if name == "tokens":
                 value["sizes"][0] = {"as_expr": {"expr_str": text, "hint": None}}
 
-    refused(crafted(saved, tmp_path, MODEL, change), canary, "expr_str")
+    refused(crafted(saved, tmp_path / "crafted.pt2", MODEL, change), canary, "expr_str")
 
 
 @pytest.mark.parametrize("where", ["input", "weight"])
@@ -313,9 +288,8 @@ def test_a_name_that_would_become_code_is_refused(
         "weight": ("offset", f"a\"), open('{canary}', 'w'), (\""),
     }[where]
     path = tmp_path / "crafted.pt2"
-    with zipfile.ZipFile(saved) as source, zipfile.ZipFile(path, "w") as target:
-        for name in source.namelist():
-            target.writestr(name, source.read(name).replace(f'"{old}"'.encode(), json.dumps(new).encode()))
+    given, put = f'"{old}"'.encode(), json.dumps(new).encode()
+    path.write_bytes(archive_of({name: data.replace(given, put) for name, data in contents(saved).items()}))
     with pytest.raises(DamagedFile, match=r"name(s)? = "):
         runnable(load_program(path))
     assert not canary.exists()
@@ -354,14 +328,14 @@ def test_a_pytree_that_would_import_a_module_is_refused(
     def change(document: dict[str, Any]) -> None:
         document["graph_module"]["module_call_graph"][0]["signature"][field] = _spec_of(kind, context)
 
-    refused(crafted(saved, tmp_path, MODEL, change), canary, field)
+    refused(crafted(saved, tmp_path / "crafted.pt2", MODEL, change), canary, field)
 
 
 def test_guards_that_are_code_are_never_executed(saved: Path, tmp_path: Path, canary: Path) -> None:
     def change(document: dict[str, Any]) -> None:
         document["guards_code"] = [f"{writes(canary)} is None"]
 
-    program = load_program(crafted(saved, tmp_path, MODEL, change))
+    program = load_program(crafted(saved, tmp_path / "crafted.pt2", MODEL, change))
     program.module()(torch.zeros(3, 5, dtype=torch.int64))
     assert not canary.exists()
 
@@ -375,7 +349,7 @@ def test_a_custom_object_is_refused(saved: Path, tmp_path: Path, canary: Path) -
         document["graph_module"]["graph"]["custom_obj_values"] = {"x": {"name": "x", "class_fqn": "a.b"}}
 
     for change in (as_argument, as_value):
-        refused(crafted(saved, tmp_path, MODEL, change), canary, "custom object")
+        refused(crafted(saved, tmp_path / "crafted.pt2", MODEL, change), canary, "custom object")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.95, 0.999])

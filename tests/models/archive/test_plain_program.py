@@ -1,10 +1,8 @@
 """The program that a server reads of an archive: the same graph and bits as torch's own reader gives, without that
 reader."""
 
-import json
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from tests import control_flow
+from tests.models.archive.crafting import MODEL, WEIGHTS, crafted
 from tests.nets import NETS, captured_net
 from tests.patience import PATIENCE_S
 from tests.programs import original
@@ -132,26 +131,12 @@ def test_wrong_weights_are_named(linear: Path, state: dict[str, Tensor], came: s
         read_module(linear, state)
 
 
-def rewritten(path: Path, change: Any, document_of: str = "model.json") -> Path:
-    """The archive with its program, or another document of it, changed."""
-    other = path.with_name("other.pt2")
-    with zipfile.ZipFile(path) as source, zipfile.ZipFile(other, "w") as target:
-        for item in source.infolist():
-            data = source.read(item)
-            if item.filename.endswith(document_of):
-                document = json.loads(data)
-                change(document)
-                data = json.dumps(document).encode()
-            target.writestr(item, data)
-    return other
-
-
 def test_what_the_check_refuses_is_refused_here_too(linear: Path) -> None:
-    def crafted(document: Any) -> None:
+    def harmful(document: Any) -> None:
         document["graph_module"]["graph"]["nodes"][0]["target"] = "torch.ops.aten.from_file.default"
 
     with pytest.raises(DamagedFile, match="could execute"):
-        read_module(rewritten(linear, crafted), {})
+        read_module(crafted(linear, linear.with_name("other.pt2"), MODEL, harmful), {})
 
 
 @pytest.mark.parametrize("target", ["torch.sym_max", "_operator.abs", "math.floor"])
@@ -160,7 +145,7 @@ def test_what_is_not_known_is_left_to_torch(linear: Path, target: str) -> None:
         document["graph_module"]["graph"]["nodes"][-1]["target"] = target
 
     state = {"0.weight": torch.zeros(3, 4), "0.bias": torch.zeros(3)}
-    assert read_module(rewritten(linear, changed), state) is None
+    assert read_module(crafted(linear, linear.with_name("other.pt2"), MODEL, changed), state) is None
 
 
 @pytest.mark.parametrize("key", ["storage_offset", "sizes"])
@@ -172,7 +157,7 @@ def test_a_weight_that_lies_outside_of_its_bytes_is_never_read(key: str, tmp_pat
         meta = document["config"]["0.weight"]["tensor_meta"]
         meta[key] = {"as_int": 1 << 20} if key == "storage_offset" else [{"as_int": 3}, {"as_int": 1 << 20}]
 
-    other = rewritten(tmp_path / "linear.pt2", moved, "model_weights_config.json")
+    other = crafted(tmp_path / "linear.pt2", tmp_path / "other.pt2", WEIGHTS, moved)
     assert read_module(other) is None
     with pytest.raises(DamagedFile, match="cannot be loaded"):
         load_program(other)
@@ -183,7 +168,7 @@ def test_another_version_of_the_format_is_left_to_torch(linear: Path) -> None:
         document["schema_version"]["major"] = 9
 
     state = {"0.weight": torch.zeros(3, 4), "0.bias": torch.zeros(3)}
-    assert read_module(rewritten(linear, changed), state) is None
+    assert read_module(crafted(linear, linear.with_name("other.pt2"), MODEL, changed), state) is None
 
 
 @pytest.mark.slow

@@ -17,6 +17,8 @@ from halfeven.models.archive.plain_zip import NotPlain, PlainZip
 from halfeven.models.errors import DamagedFile
 from torch import nn
 
+from tests.models.archive.crafting import archive_of, contents
+
 END = 22  # bytes of the record that ends a zip archive
 
 
@@ -38,26 +40,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def rewritten(members: dict[str, bytes]) -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
-    return out.getvalue()
-
-
-def contents(saved: Path) -> dict[str, bytes]:
-    with zipfile.ZipFile(saved) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
-
-
 def harmful(saved: Path, canary: Path) -> bytes:
     """The archive with sample inputs that write the canary when torch unpickles them."""
     pickled = io.BytesIO()
     torch.save(Touch(canary), pickled)
     members = contents(saved)
     (sample_inputs,) = (name for name in members if "/sample_inputs/" in name)
-    return rewritten({**members, sample_inputs: pickled.getvalue()})
+    return archive_of({**members, sample_inputs: pickled.getvalue()})
 
 
 def directory_of(data: bytes) -> tuple[int, int, int]:
@@ -227,7 +216,7 @@ def test_an_archive_with_64_bit_sizes_is_read(saved: Path, monkeypatch: pytest.M
     """zipfile writes an archive of more than two gigabytes in this form."""
     members = contents(saved)
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 30)
-    data = rewritten(members)
+    data = archive_of(members)
     assert b"PK\6\6" in data and data.count(b"\xff\xff\xff\xff") > 4
     archive = PlainZip(io.BytesIO(data))
     assert {name: bytes(archive.read(name)) for name in archive.members} == members
