@@ -95,16 +95,6 @@ def test_one_models_statistics_are_one_entry_that_counts(client: Any) -> None:
     assert counts == {phases["compute_infer"]["count"]}, "perf_analyzer aborts where these three differ"
 
 
-def test_health_and_metadata(client: Any) -> None:
-    assert client.is_server_live(query_params=QUERY) and client.is_server_ready()
-    assert client.is_model_ready("simple") and not client.is_model_ready("wrong_model_name")
-    assert client.get_server_metadata()["name"] == "triton"
-    assert client.get_model_metadata("simple", query_params=QUERY)["name"] == "simple"
-    assert client.get_model_config("simple")["max_batch_size"] == 8
-    with pytest.raises(InferenceServerException, match=UNKNOWN):
-        client.get_model_metadata("wrong_model_name")
-
-
 def test_input_and_output_objects_can_be_used_again(client: Any) -> None:
     inputs, outputs = mixed_inputs(), mixed_outputs()
     for _ in range(2):

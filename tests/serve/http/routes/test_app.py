@@ -10,7 +10,6 @@ import httpx
 import openai
 import pytest
 import tritonclient.http as triton
-from halfeven.models.errors import Overloaded
 from halfeven.serve.http.codecs.dialect import STRICT
 from halfeven.serve.http.routes.app import build_app
 from halfeven.serve.http.routes.infer import InferFront
@@ -30,11 +29,11 @@ def client(server: str) -> Any:
 
 
 def test_tritonclient_reads_health_and_metadata(client: Any) -> None:
-    assert client.is_server_live() and client.is_server_ready()
+    assert client.is_server_live(query_params={"test": 1}) and client.is_server_ready()
     assert client.is_model_ready("double") and client.is_model_ready("double", "3")
     assert not client.is_model_ready("nobody") and not client.is_model_ready("double", "9")
     assert client.get_server_metadata()["name"] == "triton"
-    metadata = client.get_model_metadata("pair")
+    metadata = client.get_model_metadata("pair", query_params={"test": 1})
     assert metadata["platform"] == "halfeven_torch" and metadata["versions"] == ["3"]
     assert metadata["inputs"][0] == {"name": "ids", "datatype": "INT64", "shape": [-1, -1]}
     assert metadata["properties"]["halfeven_precision"] == "fp16"
@@ -197,12 +196,6 @@ def test_a_bad_prediction_request_is_a_problem_and_the_next_one_is_answered(
     assert (answer.status_code, problem["status"], problem["code"]) == (status, status, code)
     assert fault in problem["detail"]
     assert http.post(PREDICT, json={"instances": [[1, 2, 3, 4]]}).json() == {"predictions": [[2, 4, 6, 8]]}
-
-
-def test_a_full_queue_says_when_to_come_back(http: httpx.Client, roster: Any) -> None:
-    roster.models["double"].refusal = Overloaded("full", 4)
-    answer = http.post(PREDICT, json={"instances": [[1, 2, 3, 4]]})
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "4")
 
 
 def test_an_error_that_is_not_ours_is_hidden_and_the_server_goes_on(http: httpx.Client, roster: Any) -> None:

@@ -93,11 +93,17 @@ def test_another_method_is_refused_with_the_right_one(http: httpx.Client) -> Non
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 
 
-def test_a_full_queue_answers_503_and_when_to_come_back(http: httpx.Client, roster: Any) -> None:
+@pytest.mark.parametrize(
+    ("url", "body", "key"),
+    [(URL, GOOD, "error"), ("/v1/models/double:predict", {"instances": [[1, 2, 3, 4]]}, "detail")],
+)
+def test_a_full_queue_answers_503_and_when_to_come_back(
+    url: str, body: Any, key: str, http: httpx.Client, roster: Any
+) -> None:
     roster.models["double"].refusal = Overloaded("the queue of 'double' is full", 1.2)
-    answer = http.post(URL, json=GOOD)
+    answer = http.post(url, json=body)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
-    assert answer.json() == {"error": "the queue of 'double' is full"}
+    assert answer.json()[key] == "the queue of 'double' is full"
     roster.models["double"].refusal = None
     still_serves(http)
 
