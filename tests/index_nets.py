@@ -80,6 +80,13 @@ class Binned(nn.Module):
         return self.head(self.table((x * 10).long()).sum(1))
 
 
+class Picked(nn.Module):
+    """The indexed tensor has a free size."""
+
+    def forward(self, x: Tensor, which: Tensor) -> Tensor:
+        return x.gather(1, which)
+
+
 def scattered(table: Tensor, ids: Tensor) -> Tensor:
     return torch.zeros(ids.shape[0], 50).scatter_add_(1, ids, torch.ones_like(ids, dtype=torch.float32))
 

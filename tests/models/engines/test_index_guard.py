@@ -16,19 +16,12 @@ from halfeven.models.program import runnable
 from halfeven.models.spec.spec import Dim
 from torch import Tensor, nn
 
-from tests.index_nets import COLUMNS, GUARDED, PROVEN, RANGED, Binned, Roberta, captured
+from tests.index_nets import COLUMNS, GUARDED, PROVEN, RANGED, Binned, Picked, Roberta, captured
 from tests.programs import original
 from tests.slow import slow_part_but
 
 CPU = torch.device("cpu")
 NETS = {**RANGED, **COLUMNS, **GUARDED}
-
-
-class Picked(nn.Module):
-    """A net in which the indexed tensor has a free size."""
-
-    def forward(self, x: Tensor, which: Tensor) -> Tensor:
-        return x.gather(1, which)
 
 
 @pytest.mark.parametrize("name", slow_part_but(2, [*NETS][::8], NETS))

@@ -15,7 +15,7 @@ from halfeven.models.spec.value_range import ValueRange
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from tests.index_nets import COLUMNS, GUARDED, PROVEN, RANGED, Binned, Roberta, captured
+from tests.index_nets import COLUMNS, GUARDED, PROVEN, RANGED, Binned, Picked, Roberta, captured
 from tests.programs import Original, original
 
 LEAST, MOST = -150, 250  # tried; no table here has as many rows
@@ -125,10 +125,6 @@ def test_positions_counted_in_a_mask_are_left_to_the_guard() -> None:
 
 
 def test_indices_along_a_free_dimension_are_left_to_the_guard() -> None:
-    class Picked(nn.Module):
-        def forward(self, x: Tensor, which: Tensor) -> Tensor:
-            return x.gather(1, which)
-
     inputs = {"x": torch.randn(4, 6), "which": torch.zeros(4, 6, dtype=torch.int64)}
     net = graph_of(original(Picked(), inputs, {1: Dim(2, 12, "length")}))
     exact = derived(net)
