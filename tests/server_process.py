@@ -2,7 +2,10 @@
 
 import itertools
 import os
+import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -30,6 +33,23 @@ def server_environment(**settings: object) -> dict[str, str]:
         "HALFEVEN_DRAIN_SECONDS": "0",
         **named,
     }
+
+
+@contextmanager
+def announced(
+    store: Path, *options: str, wrapper: Sequence[str] = ()
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process of `serve_command`, which ``wrapper`` starts, and the URL that it names."""
+    command = [*wrapper, *serve_command(store), *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=server_environment())
+    with process:
+        assert process.stderr is not None
+        try:
+            line = next(line for line in process.stderr if " listens on " in line)
+            yield process, line.strip().rpartition(" ")[2]
+        finally:
+            process.terminate()
+            process.stderr.read()
 
 
 def settle(store: Store) -> None:

@@ -22,7 +22,7 @@ from tests.command_line import run
 from tests.patience import PATIENCE_S
 from tests.serve.access.authority import Pair
 from tests.serve.grpc.theirs import triton
-from tests.server_process import serve_command, server_environment
+from tests.server_process import announced, serve_command, server_environment
 
 _LISTENING = "0A"  # the state in /proc/net/tcp, proc(5)
 
@@ -32,22 +32,6 @@ def started(store: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str],
     """``halfeven serve`` on a free port: the process and its port."""
     with announced(store, *options) as (process, url):
         yield process, int(url.rpartition(":")[2])
-
-
-@contextmanager
-def announced(store: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """``halfeven serve`` on a free port: the process and the URL that it names."""
-    process = subprocess.Popen(
-        [*serve_command(store), *options], stderr=subprocess.PIPE, text=True, env=server_environment()
-    )
-    with process:
-        assert process.stderr is not None
-        try:
-            line = next(line for line in process.stderr if " listens on " in line)
-            yield process, line.strip().rpartition(" ")[2]
-        finally:
-            process.terminate()
-            process.stderr.read()
 
 
 def listened_on(process: subprocess.Popen[str]) -> set[tuple[str, int]]:

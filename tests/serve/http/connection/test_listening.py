@@ -10,7 +10,6 @@ import resource
 import socket
 import ssl
 import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -27,6 +26,7 @@ from halfeven.serve.http.limits.connections import Connections
 from halfeven.serve.http.limits.repeated_warnings import WarningEachSecond
 
 from tests.serve.access.authority import Pair
+from tests.server_process import announced
 
 SECONDS = 30
 REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -304,20 +304,8 @@ def taken(found: list[socket.socket]) -> int:
 def server_with(descriptors: int, store: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     wanted = min(descriptors, hard)
-    command = [sys.executable, "-m", "halfeven.serve.cli.main", "serve", "--store", str(store), "--port", "0"]
-    process = subprocess.Popen(
-        ["prlimit", f"--nofile={wanted // 2}:{wanted}", *command, "--device", "cpu"],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "HALFEVEN_DRAIN_SECONDS": "0", "OMP_NUM_THREADS": "1"},
-    )
-    with process:
-        assert process.stderr is not None
-        try:
-            line = next(line for line in process.stderr if " listens on " in line)
-            yield process, int(line.rpartition(":")[2])
-        finally:
-            process.terminate()
+    with announced(store, wrapper=["prlimit", f"--nofile={wanted // 2}:{wanted}"]) as (process, url):
+        yield process, int(url.rpartition(":")[2])
 
 
 def status_in(answer: bytes) -> int:
