@@ -4,16 +4,21 @@ python -m tests.serve.test_store_of_a_release      keeps a store of this release
 """
 
 import shutil
+import sqlite3
 import sys
 import tarfile
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
+from halfeven.models.errors import BadInput
 from halfeven.models.store.store import Store
 from halfeven.models.version import __version__
+from halfeven.serve.finetune.jobs.records.database import DATABASE
+from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings
 from safetensors.numpy import load
@@ -43,6 +48,9 @@ def test_a_store_of_a_release_is_served_with_its_versions_promotions_and_jobs(
         packed.extractall(tmp_path, filter="data")
     store = Store(tmp_path / "halfeven-store")
     assert store.numbers("mymodel") == [1, 2] and store.live_number("mymodel") == 1
+    jobs = store.root / DATABASE
+    with closing(sqlite3.connect(jobs)) as old, old:
+        old.execute("INSERT INTO idempotency_keys SELECT '', 'key', id, 'digest' FROM jobs")
     x = random.normal(size=(5, 4)).astype(np.float32)
     with running(build(read_settings(device="cpu"), store)[0]) as address:
         for number in (1, 2):
@@ -58,6 +66,11 @@ def test_a_store_of_a_release_is_served_with_its_versions_promotions_and_jobs(
         assert (job["status"], job["fine_tuned_model"]) == ("succeeded", "mymodel@2")
         report = httpx.get(f"http://{address}/v1/models/mymodel/versions/2/report")
         assert report.status_code == 200
+    for _ in range(2):  # what another release wrote is changed once
+        with closing(JobStore(jobs)) as job_store:
+            with pytest.raises(BadInput, match=f"was used for job {job['id']}"):
+                job_store.replayed("key", {})
+            assert job_store.replayed("key", {}, "another owner") is None
     assert run("rollback", "mymodel", "--store", store.root)[0] == 0 and store.live_number("mymodel") == 1
     code, facts, _ = run("parity", "mymodel@2", "--store", store.root)
     assert code == 0, facts

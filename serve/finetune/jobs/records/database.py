@@ -17,11 +17,13 @@ from .....models.files.durable import free_there, no_space_left
 
 DATABASE = "halfeven.db"  # in the store
 SCHEMA_VERSION = 6
+# Schema 4, that of release 0.1.0. Each object belongs to the key that made it: those of two keys never meet.
 _SCHEMA = """
 CREATE TABLE files (
     id TEXT PRIMARY KEY, sha256 TEXT NOT NULL, bytes INTEGER NOT NULL, filename TEXT NOT NULL,
-    created_at INTEGER NOT NULL, purpose TEXT NOT NULL, deleted INTEGER NOT NULL DEFAULT 0);
-CREATE UNIQUE INDEX same_file_once ON files (sha256, filename) WHERE NOT deleted;
+    created_at INTEGER NOT NULL, purpose TEXT NOT NULL, deleted INTEGER NOT NULL DEFAULT 0, expires_at INTEGER,
+    owner TEXT NOT NULL DEFAULT '');
+CREATE UNIQUE INDEX same_file_once ON files (owner, sha256, filename) WHERE NOT deleted;
 CREATE TABLE jobs (
     number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, revision INTEGER NOT NULL DEFAULT 1,
     created_at INTEGER NOT NULL, status TEXT NOT NULL, model TEXT NOT NULL, name TEXT NOT NULL,
@@ -30,10 +32,12 @@ CREATE TABLE jobs (
     hyperparameters TEXT NOT NULL, metadata TEXT, stage TEXT NOT NULL, attempts INTEGER NOT NULL DEFAULT 0,
     cancel_requested INTEGER NOT NULL DEFAULT 0, started_at INTEGER, finished_at INTEGER,
     estimated_finish INTEGER, code TEXT, message TEXT, param TEXT, fine_tuned_model TEXT, version INTEGER,
-    progress TEXT NOT NULL DEFAULT '{}', summary TEXT, gate TEXT);
+    progress TEXT NOT NULL DEFAULT '{}', summary TEXT, gate TEXT,
+    pause_requested INTEGER NOT NULL DEFAULT 0, owner TEXT NOT NULL DEFAULT '');
 CREATE INDEX jobs_by_status ON jobs (status, number);
 CREATE TABLE idempotency_keys (
-    key TEXT PRIMARY KEY, job TEXT NOT NULL REFERENCES jobs (id), asked TEXT NOT NULL);
+    owner TEXT NOT NULL, key TEXT NOT NULL, job TEXT NOT NULL REFERENCES jobs (id), asked TEXT NOT NULL,
+    PRIMARY KEY (owner, key));
 CREATE TABLE events (
     job TEXT NOT NULL REFERENCES jobs (id), number INTEGER NOT NULL, created_at INTEGER NOT NULL,
     level TEXT NOT NULL, message TEXT NOT NULL, kind TEXT NOT NULL, data TEXT, PRIMARY KEY (job, number)
@@ -42,35 +46,16 @@ CREATE TABLE steps (
     job TEXT NOT NULL REFERENCES jobs (id), step INTEGER NOT NULL, record TEXT NOT NULL,
     PRIMARY KEY (job, step)
 ) WITHOUT ROWID;
-"""
-_SINCE_1 = """
-ALTER TABLE jobs ADD COLUMN pause_requested INTEGER NOT NULL DEFAULT 0;
 CREATE TABLE evaluations (
     job TEXT NOT NULL REFERENCES jobs (id), step INTEGER NOT NULL, created_at INTEGER NOT NULL,
     record TEXT NOT NULL, PRIMARY KEY (job, step)
 ) WITHOUT ROWID;
 """
-_SINCE_2 = "ALTER TABLE files ADD COLUMN expires_at INTEGER;"
-# Each object belongs to the key that made it: those of two keys never meet.
-_SINCE_3 = """
-ALTER TABLE files ADD COLUMN owner TEXT NOT NULL DEFAULT '';
-ALTER TABLE jobs ADD COLUMN owner TEXT NOT NULL DEFAULT '';
-DROP INDEX same_file_once;
-CREATE UNIQUE INDEX same_file_once ON files (owner, sha256, filename) WHERE NOT deleted;
-CREATE TABLE owned_idempotency_keys (
-    owner TEXT NOT NULL, key TEXT NOT NULL, job TEXT NOT NULL REFERENCES jobs (id), asked TEXT NOT NULL,
-    PRIMARY KEY (owner, key));
-INSERT INTO owned_idempotency_keys SELECT '', key, job, asked FROM idempotency_keys;
-DROP TABLE idempotency_keys;
-ALTER TABLE owned_idempotency_keys RENAME TO idempotency_keys;
-"""
-# Each upload is a file of its own, whoever has the same content under the same name.
+# Each upload is a file of its own, whoever has the same content under the same name. Many jobs are kept: each owner's
+# are found without those of the others, and those of a file or a key without all.
 _SINCE_4 = """
 DROP INDEX same_file_once;
 CREATE INDEX files_by_content ON files (sha256);
-"""
-# Many jobs are kept: each owner's are found without those of the others, and those of a file or a key without all.
-_SINCE_5 = """
 CREATE INDEX jobs_by_owner ON jobs (owner, number, status, id);
 CREATE INDEX jobs_by_training_file ON jobs (training_file);
 CREATE INDEX jobs_by_validation_file ON jobs (validation_file);
@@ -110,8 +95,8 @@ class Database:
         ):
             self._db.execute(f"PRAGMA {pragma}")
         found = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if 0 <= found < SCHEMA_VERSION:
-            missing = "".join((_SCHEMA, _SINCE_1, _SINCE_2, _SINCE_3, _SINCE_4, _SINCE_5)[found:])
+        if found in (0, 4):
+            missing = _SINCE_4 if found else _SCHEMA + _SINCE_4
             self._db.executescript(f"BEGIN;{missing}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
         elif found != SCHEMA_VERSION:
             raise StoreError(

@@ -23,7 +23,6 @@ from halfeven.models.errors import (
     UnknownName,
 )
 from halfeven.serve.finetune.jobs.records import job_store as module
-from halfeven.serve.finetune.jobs.records.database import _SCHEMA
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import (
     CANCELLED,
@@ -277,29 +276,6 @@ def test_evaluations_stand_as_of_one_uninterrupted_run(path: Path) -> None:
     assert [(one.step, one.record["held_out_loss"]) for one in found] == [(10, 0.75), (5, 0.5)]
     assert [one.step for one in job_store.evaluations(job.id, before=10, limit=1)] == [5]
     job_store.close()
-
-
-def test_a_store_of_the_release_before_is_taken_over_with_its_jobs(path: Path) -> None:
-    path.parent.mkdir()
-    old = sqlite3.connect(path)
-    old.executescript(_SCHEMA + "PRAGMA user_version = 1;")
-    old.execute("INSERT INTO files VALUES ('file-1', 'a', 1, 'train.npz', 1, 'fine-tune', 0)")
-    names = "id, created_at, status, model, name, parent_version, training_file, seed, hyperparameters, stage"
-    old.execute(
-        f"INSERT INTO jobs ({names}) VALUES ('ftjob-1', 1, 'running', 'net', 'net', 1, 'file-1', 3, '{{}}', 'x')"
-    )
-    old.execute("INSERT INTO idempotency_keys VALUES ('key', 'ftjob-1', 'digest')")
-    old.commit()
-    old.close()
-    for _ in range(2):  # it is changed once
-        job_store = JobStore(path)
-        assert (job_store.job("ftjob-1").status, job_store.job("ftjob-1").pause_requested) == (RUNNING, False)
-        assert job_store.evaluations("ftjob-1") == []
-        assert (job_store.job("ftjob-1").owner, job_store.file("file-1").owner) == ("", "")
-        with pytest.raises(BadInput, match="was used for job ftjob-1"):
-            job_store.replayed("key", {})
-        assert job_store.replayed("key", {}, "another owner") is None
-        job_store.close()
 
 
 def test_of_many_who_take_a_job_at_once_one_gets_it(job_store: JobStore, job: JobRow) -> None:
