@@ -17,12 +17,10 @@ from torch import Tensor, nn
 from ....models.folder.loss_and_optimizer_names import OPTIMIZERS
 from .loop.batch_loop import BatchLoop
 from .loop.learner import Learner
-from .loop.loop_state import copied
+from .loop.loop_state import Tensors, below, copied, optimizer_tensors
 from .loop.setting_names import ALL, NONE
 from .loop.step_loop import MODEL, StepLoop
 from .loop.training_terms import Stopped, named_tensors
-
-Tensors = dict[str, Tensor]
 
 
 def state_for_the_next(loop: BatchLoop, kept: str) -> Tensors:
@@ -36,9 +34,7 @@ def state_for_the_next(loop: BatchLoop, kept: str) -> Tensors:
     }
     for owner, learner in loop.learners.items() if kept == ALL else ():
         start, names = _start(owner, learner), _parameters(loop, learner)
-        for index, state in learner.optimizer.state_dict()["state"].items():
-            tensors = {key: one for key, one in state.items() if isinstance(one, Tensor)}
-            found |= {f"{start}{names[index]}:{key}": one for key, one in tensors.items()}
+        found |= {f"{start}{names[index]}:{key}": one for index, key, one in optimizer_tensors(learner)}
     return {name: copied(one) for name, one in found.items()}
 
 
@@ -55,7 +51,7 @@ def take_up(loop: BatchLoop, path: Path | None, taken: str) -> None:
         )
     tensors = load_file(path)
     for name, net in _beside(loop).items():
-        _take_up_net(name, net, _below(f"net:{name}:", tensors))
+        _take_up_net(name, net, below(f"net:{name}:", tensors))
     for owner, learner in loop.learners.items() if taken == ALL else ():
         _take_up_optimizer(loop, owner, learner, tensors)
 
@@ -73,7 +69,7 @@ def _take_up_net(name: str, net: nn.Module, kept: Tensors) -> None:
 
 def _take_up_optimizer(loop: BatchLoop, owner: str, learner: Learner, tensors: Tensors) -> None:
     names, state = _parameters(loop, learner), dict[str, Tensors]()
-    for name, one in _below(_start(owner, learner), tensors).items():
+    for name, one in below(_start(owner, learner), tensors).items():
         parameter, _, key = name.rpartition(":")
         state.setdefault(parameter, {})[key] = one
     which = f"the optimizer '{owner}'" if owner else "the optimizer"
@@ -139,7 +135,3 @@ def _parameters(loop: BatchLoop, learner: Learner) -> list[str]:
     """The names of the learner's parameters, in the order in which its optimizer numbers them."""
     names = {id(one): name for name, one in loop.module.named_parameters()}
     return [names[id(one)] for group in learner.optimizer.param_groups for one in group["params"]]
-
-
-def _below(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    return {name[len(prefix) :]: one for name, one in tensors.items() if name.startswith(prefix)}

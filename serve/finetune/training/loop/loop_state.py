@@ -6,7 +6,7 @@ What the operator's code keeps in plain Python attributes is not among it.
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,14 +25,18 @@ def tensors_of(loop: BatchLoop) -> Tensors:
     """The tensors of the state of ``loop``, by name: copies on the CPU."""
     found = {MODULE + name: tensor for name, tensor in named_tensors(loop.module).items()}
     for owner, learner in loop.learners.items():
-        for index, state in learner.optimizer.state_dict()["state"].items():
-            tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
-            found |= {f"{OPTIMIZER}{owner}:{index}:{key}": value for key, value in tensors.items()}
+        found |= {f"{OPTIMIZER}{owner}:{index}:{key}": one for index, key, one in optimizer_tensors(learner)}
     found |= {GENERATOR + name: state for name, state in torch_generators().items()}
     if loop.average is not None:
         found |= {AVERAGE + name: tensor for name, tensor in loop.average.tensors.items()}
     found |= loop.state_of_rows()
     return {name: copied(tensor) for name, tensor in found.items()}
+
+
+def optimizer_tensors(learner: Learner) -> Iterator[tuple[int, str, Tensor]]:
+    """The tensors that an optimizer stores: each with its parameter's number and its key."""
+    for index, state in learner.optimizer.state_dict()["state"].items():
+        yield from ((index, key, one) for key, one in state.items() if isinstance(one, Tensor))
 
 
 def numbers_of(loop: BatchLoop) -> dict[str, Any]:
@@ -52,21 +56,21 @@ def put_back(loop: BatchLoop, tensors: Mapping[str, Tensor], numbers: Mapping[st
 
     Raises KeyError or ValueError where they do not fit: another module, or other settings.
     """
-    put_into(loop.module, _below(MODULE, tensors))
+    put_into(loop.module, below(MODULE, tensors))
     for name, learner in loop.learners.items():
-        _put_learner_back(learner, _below(f"{OPTIMIZER}{name}:", tensors), numbers["learners"][name])
+        _put_learner_back(learner, below(f"{OPTIMIZER}{name}:", tensors), numbers["learners"][name])
     for name, scaler in loop.scalers.items():
         if state := numbers["scalers"][name]:
             scaler.load_state_dict(state)
     if loop.average is not None:
         device = next(iter(loop.module.parameters())).device
         loop.average.taken = numbers["averaged"]
-        loop.average.tensors = {name: one.to(device) for name, one in _below(AVERAGE, tensors).items()}
+        loop.average.tensors = {name: one.to(device) for name, one in below(AVERAGE, tensors).items()}
     loop.put_rows(tensors)
     if type(done := numbers["done"]) is not int or not 0 <= done <= loop.steps:
         raise ValueError(f"{done!r} steps of {loop.steps} are done")
     loop.done = done
-    set_generators(_below(GENERATOR, tensors), numbers["python"], numbers["numpy"])
+    set_generators(below(GENERATOR, tensors), numbers["python"], numbers["numpy"])
 
 
 def _numbers_of_learner(learner: Learner) -> dict[str, Any]:
@@ -119,5 +123,5 @@ def put_into(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
                 module.get_submodule(owner)._buffers[last] = tensors[name].to(old.device)
 
 
-def _below(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
+def below(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
     return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
