@@ -150,7 +150,7 @@ class LiveRehearsal:
 
 
 def find_islands(
-    rehearsal: LiveRehearsal, asked: Iterable[str], notify: Callable[[str], None], budget: Budget = BUDGET
+    rehearsal: LiveRehearsal, asked: Iterable[str], notify: Callable[[str], None]
 ) -> Found | None:
     """The fewest more islands that pass the rehearsal; None where not even all modules inside the root do.
 
@@ -165,7 +165,7 @@ def find_islands(
         found = smallest_set(
             candidates,
             lambda more: rehearsal.score([*asked, *more]),
-            budget=budget,
+            budget=BUDGET,
             notify=notify,
             spent=rehearsal.meter.spent,
         )

@@ -8,7 +8,7 @@ torch and numpy start their threads.
 
 import math
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,9 +75,9 @@ def bound_libraries(environment: MutableMapping[str, str] = os.environ) -> None:
         environment.setdefault(_OF_LIBRARIES, str(cores.usable))
 
 
-def threads_of_libraries(environment: Mapping[str, str] = os.environ) -> int:
+def threads_of_libraries() -> int:
     """The number of threads that libraries have in this process: as the user has set it, or one for each core."""
-    first = environment.get(_OF_LIBRARIES, "").partition(",")[0].strip()
+    first = os.environ.get(_OF_LIBRARIES, "").partition(",")[0].strip()
     return int(first) if first.isdecimal() and int(first) else usable_cores()
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..errors import BadFolder, OrderEnded, OutOfMemory, OutOfTime, TooLarge
-from ..machine.control_groups import MEMORY_FILES, ROOT, groups_of, usable_memory
+from ..machine.control_groups import MEMORY_FILES, groups_of, usable_memory
 from .lacking_memory import is_out_of_memory, mentions_lacking_memory
 
 SECONDS_SETTING, MEMORY_SETTING, RUNS_SETTING = (
@@ -220,13 +220,13 @@ class MemoryGroup:
 
 
 @contextmanager
-def memory_group(limit: int, root: Path = ROOT) -> Iterator[MemoryGroup | None]:
-    """A new group inside of this process's, with so many bytes; None where none can be made. ``root``: where ``/`` is.
+def memory_group(limit: int) -> Iterator[MemoryGroup | None]:
+    """A new group inside of this process's, with so many bytes; None where none can be made.
 
     A group that a killed process left is removed by the next one.
     """
     own: dict[int, Path] = {}
-    for version, folder in groups_of("memory", root):
+    for version, folder in groups_of("memory"):
         # The innermost one: in a group around it the limits of this process's own would not hold.
         own.setdefault(version, folder)
     made = next(filter(None, (_made(version, folder, limit) for version, folder in own.items())), None)

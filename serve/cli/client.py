@@ -23,9 +23,7 @@ _AS_THEY_ARE = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg"
 _ANSWERS = {".png": "image/png", ".npy": "application/x-npy", ".npz": "application/x-npz"}
 
 
-def predict_file(
-    url: str, name: str, file: Path, out: Path | None = None, timeout_s: float = 60.0
-) -> dict[str, Any]:
+def predict_file(url: str, name: str, file: Path, out: Path | None = None) -> dict[str, Any]:
     """The answer to a picture (PNG, JPEG), an npy, npz, safetensors or JSON file (``{input: nested lists}``).
 
     With ``out`` (.png, .npy or .npz) the answer goes into that file and its name comes back. Raises as `ask`, and
@@ -33,15 +31,15 @@ def predict_file(
     """
     url = url.rstrip("/")
     model = f"{url}/v1/models/{_place(name)}:predict"
-    named = _named(url, name, file, timeout_s) if file.suffix.lower() == ".json" else None
+    named = _named(url, name, file) if file.suffix.lower() == ".json" else None
     body, kind = (write_npz(named), "application/x-npz") if named is not None else _body(file)
     if out is not None:
-        return _into(out, *ask(model, body, kind, _accept(out), timeout_s))
+        return _into(out, *ask(model, body, kind, _accept(out)))
     if named is not None or file.suffix.lower() in (".npz", ".safetensors"):
         arrays = _read(file) if named is None else named
         model, (body, _) = f"{url}/v2/models/{_place(name)}/infer", write_json(arrays)
         kind = "application/json"
-    headers, answer = ask(model, body, kind, "application/json", timeout_s)
+    headers, answer = ask(model, body, kind, "application/json")
     return {"status": 200, "headers": _ours(headers), **_object(model, answer)}
 
 
@@ -65,7 +63,7 @@ def _body(file: Path) -> tuple[bytes, str]:
     return orjson.dumps(_read(file)), "application/json"
 
 
-def _named(url: str, name: str, file: Path, timeout_s: float) -> dict[str, np.ndarray] | None:
+def _named(url: str, name: str, file: Path) -> dict[str, np.ndarray] | None:
     """A JSON file's ``{input: nested lists}`` as the arrays that the model takes; None for ``{"instances": …}``.
 
     The datatypes are the server's word: JSON has none. Raises BadInput naming the input.
@@ -78,7 +76,7 @@ def _named(url: str, name: str, file: Path, timeout_s: float) -> dict[str, np.nd
     if "instances" in message:
         return None
     model = f"{url}/v2/models/{_place(name)}"
-    said = _object(model, ask(model, None, timeout_s=timeout_s)[1])
+    said = _object(model, ask(model, None)[1])
     try:
         inputs = [(one["name"], one["datatype"], one["shape"]) for one in said["inputs"]]
         datatypes = {tensor: DATATYPES[datatype] for tensor, datatype, _ in inputs}

@@ -23,9 +23,9 @@ EPOCHS = 60
 BATCH_SIZE = 64
 
 
-def read_images(file: Path = FOLDER / "images.safetensors") -> tuple[torch.Tensor, torch.Tensor]:
+def read_images() -> tuple[torch.Tensor, torch.Tensor]:
     """The inputs of the model, FP32 ``[1797,1,8,8]`` in 0..1 (pixel / 16), and the digits, INT64 ``[1797]``."""
-    data = load_file(file)
+    data = load_file(FOLDER / "images.safetensors")
     return data["images"].float().div(16).unsqueeze(1), data["labels"]
 
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -41,16 +41,14 @@ def loss_of_rows(
     return math.fsum(losses) if all(map(math.isfinite, losses)) else math.nan
 
 
-def seconds_of_a_row(
-    loop: BatchLoop, trainee: Trainee, task: Task, clock: Callable[[], float] = time.perf_counter
-) -> float:
+def seconds_of_a_row(loop: BatchLoop, trainee: Trainee, task: Task) -> float:
     """Seconds that one row takes in an evaluation: of the second of two over a few rows."""
     batch = torch.arange(min(len(task.rows), loop.settings.batch_size))
     times: list[float] = []
     for _ in range(2):
-        began = clock()
+        began = time.perf_counter()
         loss_of_rows(trainee, task, batch, autocast_of(loop.settings, loop.kind, trainee.module))
-        times.append(clock() - began)
+        times.append(time.perf_counter() - began)
     return times[-1] / len(batch)
 
 
