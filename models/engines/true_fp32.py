@@ -22,11 +22,6 @@ def use_true_fp32() -> None:
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
-def is_true_fp32() -> bool:
-    """True if nothing has changed the FP32 settings since `use_true_fp32`."""
-    return all(settings.fp32_precision == "ieee" for settings in _settings())
-
-
 @contextmanager
 def settings_kept() -> Iterator[None]:
     """The process's settings are after the block as they were before it."""

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from halfeven.models.engines import true_fp32
-from halfeven.models.engines.true_fp32 import is_true_fp32, settings_kept, use_true_fp32
+from halfeven.models.engines.true_fp32 import settings_kept, use_true_fp32
 
 CUDNN: Any = torch.backends.cudnn  # torch gives `conv` no type
 BEFORE: dict[str, Callable[[], None]] = {
@@ -26,13 +26,17 @@ def true_afterwards() -> Iterator[None]:
     use_true_fp32()
 
 
+def precisions() -> set[str]:
+    return {settings.fp32_precision for settings in true_fp32._settings()}
+
+
 @pytest.mark.parametrize("setting", BEFORE)
 def test_no_setting_is_left_that_computes_fp32_in_less(setting: str) -> None:
     use_true_fp32()
     BEFORE[setting]()
-    assert not is_true_fp32()
+    assert precisions() != {"ieee"}
     use_true_fp32()
-    assert is_true_fp32()
+    assert precisions() == {"ieee"}
 
 
 @pytest.mark.parametrize("setting", BEFORE)
@@ -58,5 +62,5 @@ def test_a_conversion_in_the_callers_process_leaves_the_settings_as_they_were(se
     before = all_settings()
     with settings_kept():
         use_true_fp32()
-        assert is_true_fp32()
+        assert precisions() == {"ieee"}
     assert all_settings() == before
