@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import orjson
-from safetensors.numpy import load_file
 
-from ...exporters.inputs.samples import TARGET
+from ...exporters.inputs.samples import TARGET, read_tensors
 from ...models.errors import BadInput, EngineFailed
 from ...models.files.opened_file import opened_named
 from ...models.spec.datatypes import DATATYPES, name_of
@@ -116,21 +115,16 @@ def _into(out: Path, headers: Mapping[str, str], answer: bytes) -> dict[str, Any
 
 def _read(file: Path) -> Any:
     suffix = file.suffix.lower()
+    if suffix in (".npz", ".safetensors"):
+        arrays = read_tensors(file).items()
+        return _sendable(file, {key: array for key, array in arrays if not key.startswith(TARGET)})
+    if suffix != ".json":
+        raise BadInput(f"{file}: expected .png, .jpg, .npy, .npz, .safetensors or .json")
     try:
         with opened_named(file) as opened:
-            if suffix == ".json":
-                return json.loads(opened.read())
-            if suffix == ".npz":
-                with np.load(opened.handle, allow_pickle=False) as arrays:
-                    return _sendable(file, dict(arrays))
-            if suffix == ".safetensors":
-                arrays = load_file(opened.again).items()
-                return _sendable(file, {key: array for key, array in arrays if not key.startswith(TARGET)})
-    except BadInput:
-        raise
+            return json.loads(opened.read())
     except Exception as error:
         raise BadInput(f"{file} cannot be read: {error}") from error
-    raise BadInput(f"{file}: expected .png, .jpg, .npy, .npz, .safetensors or .json")
 
 
 def _sendable(file: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
