@@ -31,7 +31,7 @@ from ..archive.archive import load_program
 from ..errors import BadFolder, CaptureFailed, DamagedFile
 from ..folder.package import ModelFolder
 from ..index_ranges.input_ranges import with_ranges
-from ..machine.usable_cores import bound_libraries
+from ..machine.usable_cores import prepare_libraries
 from ..order.lacking_memory import exit_words, mentions_lacking_memory
 from ..order.one_order import one_order
 from ..program import runnable, source_line, walk
@@ -179,7 +179,7 @@ def _request(folder: ModelFolder, out: Path) -> dict[str, Any]:
 def _run_child(module: str, out: Path, folder: Path) -> dict[str, Any]:
     # Captured on the CPU: no device constant to remove.
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    bound_libraries(environment)
+    prepare_libraries(environment)
     code = f"the model code in {folder}"
     with (out / "log").open("w+b") as log, one_order() as order:
         child = order.start(

@@ -6,13 +6,18 @@ from typing import Any
 
 import torch
 
+from ..machine.library_variables import refuse_lesser_fp32
+
 
 def use_true_fp32() -> None:
     """FP32 products and convolutions are computed in FP32; products of halves accumulate in FP32.
 
     Torch has an older and a newer interface to the same settings, and convolution and recurrence keep their own: all
     are set, the older first, so that both read the same (docs.pytorch.org, notes/cuda, "TensorFloat-32").
+
+    Raises BadSetting where an environment variable makes oneDNN compute in less, which no setting of torch changes.
     """
+    refuse_lesser_fp32()
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .control_groups import ROOT, groups_of
+from .library_variables import bindings, take_out, warn_once
 
 _OF_LIBRARIES = "OMP_NUM_THREADS"  # OpenMP, MKL, OpenBLAS and Arrow read it when they are loaded
 
@@ -49,7 +50,13 @@ def usable_cores() -> int:
 
 def cores_here(root: Path = ROOT) -> Cores:
     """``root``: where ``/`` is (another one in tests)."""
-    return Cores(os.cpu_count() or 1, len(processors_allowed()) or None, quota_in(root))
+    cores = Cores(os.cpu_count() or 1, len(processors_allowed()) or None, quota_in(root))
+    if cores.affinity == 1 < cores.online and (settings := bindings()):
+        warn_once(
+            f"this process may use 1 of {cores.online} processors, and {', '.join(settings)} lets OpenMP bind it to "
+            "one when torch is imported; to use the others, unset that before the process starts"
+        )
+    return cores
 
 
 def processors_allowed() -> set[int]:
@@ -65,11 +72,14 @@ def quota_in(root: Path = ROOT) -> float | None:
     return min((quota for quota in found if quota is not None), default=None)
 
 
-def bound_libraries(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Limit the threads of libraries in this process and its children to a quota, which they do not see by themselves.
+def prepare_libraries(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Limit the threads of libraries in this process and its children to a quota, which they do not see by themselves,
+    and take out the variables that `library_variables` names.
 
-    A number that the user has set stays. To be called before numpy and torch are imported.
+    A number that the user has set stays. Every process of ours is prepared by this, before numpy and torch are
+    imported: the command line for itself and its children, and a program of the user's for the children that it starts.
     """
+    take_out(environment)
     cores = cores_here()
     if cores.quota is not None and cores.usable < (cores.affinity or cores.online):
         environment.setdefault(_OF_LIBRARIES, str(cores.usable))

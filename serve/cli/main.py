@@ -15,7 +15,7 @@ from rich.console import Group as Lines
 from rich.text import Text
 
 from ...models.errors import BadSetting
-from ...models.machine.usable_cores import bound_libraries
+from ...models.machine.usable_cores import prepare_libraries
 from ...models.version import __version__
 from ..http.error_mapping import EXIT_CODES
 from ..logs import make_all_stderr_json
@@ -83,12 +83,12 @@ def use_utf8() -> None:
 def main() -> None:
     """The console script. Errors of ours end as one sentence on stderr and an exit code."""
     use_utf8()
-    bound_libraries()
     if sys.argv[1:2] == ["serve"] and _log_format(sys.argv, os.environ) == "json":
         make_all_stderr_json()  # before a wrong option is refused, and any library that writes to stderr is imported
     logging.basicConfig(
         level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
     )
+    prepare_libraries()  # its warnings need the log
     app()
 
 

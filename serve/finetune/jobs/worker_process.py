@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ....models.files.durable import replace_text
-from ....models.machine.usable_cores import bound_libraries
+from ....models.machine.usable_cores import prepare_libraries
 from ....models.order.lacking_memory import exit_words
 from ....models.order.one_order import bound_child
 from .records.job_store import JobStore
@@ -75,7 +75,7 @@ class Child:
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         # The hash seed: the order of a set must not differ from run to run.
         environment = {**os.environ, "PYTHONHASHSEED": "0"}
-        bound_libraries(environment)
+        prepare_libraries(environment)
         with log.open("wb") as file:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file,

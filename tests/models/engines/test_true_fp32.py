@@ -7,6 +7,7 @@ import pytest
 import torch
 from halfeven.models.engines import true_fp32
 from halfeven.models.engines.true_fp32 import settings_kept, use_true_fp32
+from halfeven.models.errors import BadSetting
 
 CUDNN: Any = torch.backends.cudnn  # torch gives `conv` no type
 BEFORE: dict[str, Callable[[], None]] = {
@@ -45,6 +46,14 @@ def test_the_older_interface_reads_the_same_and_does_not_raise(setting: str) -> 
     use_true_fp32()
     assert not torch.backends.cuda.matmul.allow_tf32 and not torch.backends.cudnn.allow_tf32
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_where_onednns_own_variable_asks_for_less_fp32_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setenv("DNNL_DEFAULT_FPMATH_MODE", "BF16")
+        patched.delenv("ONEDNN_DEFAULT_FPMATH_MODE", raising=False)
+        with pytest.raises(BadSetting, match="DNNL_DEFAULT_FPMATH_MODE=BF16"):
+            use_true_fp32()
 
 
 def all_settings() -> list[object]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from halfeven.models.capture.capture import _run_child
-from halfeven.models.machine.usable_cores import Cores, bound_libraries, cores_here, quota_in, usable_cores
+from halfeven.models.machine.usable_cores import Cores, cores_here, prepare_libraries, quota_in, usable_cores
 
 from tests.control_group_tree import UNIFIED, control_groups, of_version_1
 
@@ -148,7 +148,7 @@ def test_libraries_are_told_of_a_quota_and_the_users_own_number_stays(
 ) -> None:
     monkeypatch.setattr("halfeven.models.machine.usable_cores.cores_here", lambda: cores)
     environment = {} if before is None else {"OMP_NUM_THREADS": before}
-    bound_libraries(environment)
+    prepare_libraries(environment)
     assert environment.get("OMP_NUM_THREADS") == after
 
 
