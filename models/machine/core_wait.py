@@ -2,15 +2,16 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from .control_groups import ROOT, groups_of
-from .usable_cores import processors_allowed
+from .usable_cores import processors_allowed, usable_cores
 
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
+_STAT = Path("/proc/stat")
 
 
 def waited_for_core_s(thread: int | None = None) -> float:
@@ -46,15 +47,16 @@ def _others_worked_s() -> float:
     return time.process_time() - time.thread_time()
 
 
-def process_waited_for_cores_s() -> float:
-    """Seconds that all threads of this process waited for a core, in sum; 0 where Linux does not count them."""
-    waited_ns = 0
-    for path in Path("/proc/self/task").glob("*/schedstat"):
+def waits_of_threads(tasks: Path = Path("/proc/self/task")) -> dict[int, float]:
+    """Seconds that each thread of this process, by its native id, waited for a core since it began; empty where Linux
+    does not count them."""
+    found: dict[int, float] = {}
+    for path in tasks.glob("*/schedstat"):
         try:
-            waited_ns += int(path.read_text().split()[1])
+            found[int(path.parent.name)] = int(path.read_text().split()[1]) / 1e9
         except (OSError, ValueError, IndexError):  # a thread that has ended
             continue
-    return waited_ns / 1e9
+    return found
 
 
 class Crowding:
@@ -69,68 +71,90 @@ class Crowding:
     def __init__(self, at_once: bool = True) -> None:
         """``at_once``: count from now on, and not only in `counted`."""
         self._before = _Seconds()
-        self._began = _Seconds.so_far() if at_once else None
+        self._made_s, self._others_s = time.perf_counter(), _other_programs_worked_s()
+        self._began = _Counters.now() if at_once else None
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Count while the block runs. Pauses, in which no thread waits for a core, would hide what disturbs runs."""
-        self._began = _Seconds.so_far()
+        """Count while the block runs. Pauses, in which no thread waits for a core, would hide what disturbs runs.
+
+        The threads that wait in the block must not end in it: their waits end with them. What other programs compute is
+        not read here, because that takes a look at every process of the machine: `share` and `disturbance` take their
+        mean since the object was made.
+        """
+        self._began = _Counters.now()
         try:
             yield
         finally:
             self._before, self._began = self._counted(), None
 
     def share(self) -> float:
-        """The seconds waited, or those of other programs where they are fewer, and those that went to other guests, for
-        each second that was counted."""
-        return self._counted().share()
+        """The part of the counted time that other programs or other guests took from the thread that waited longest."""
+        return self._share_of(self._counted())
 
     def disturbance(self) -> float:
-        """`share`, and the seconds in which the group's quota was used up."""
+        """`share`, and the part of the time in which the group's quota was used up."""
         counted = self._counted()
-        return counted.share() + counted.throttled / max(counted.went_by, 1e-9)
+        return self._share_of(counted) + counted.throttled / max(counted.went_by, 1e-9)
 
     def _counted(self) -> "_Seconds":
         if self._began is None:
             return self._before
-        return self._before.plus(self._began, _Seconds.so_far())
+        return self._before.plus(self._began, _Counters.now())
+
+    def _share_of(self, counted: "_Seconds") -> float:
+        of_each_second = (_other_programs_worked_s() - self._others_s) / max(
+            time.perf_counter() - self._made_s, 1e-9
+        )
+        waited = max(min(counted.waited - counted.throttled, of_each_second * counted.went_by), 0.0)
+        return (waited + counted.stolen) / max(counted.went_by, 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class _Counters:
+    """Counters at one moment: the clock, the seconds that each thread of this process waited for a core, and those
+    in which the host ran other guests and the quota was used up, for one processor."""
+
+    clock: float
+    waits: Mapping[int, float]
+    stolen: float
+    throttled: float
+
+    @classmethod
+    def now(cls) -> "_Counters":
+        # Linux adds the throttled time of all processors up; as many as may be used run at once.
+        return cls(time.perf_counter(), waits_of_threads(), stolen_s(), throttled_s() / usable_cores())
 
 
 @dataclass(frozen=True, slots=True)
 class _Seconds:
-    """Seconds in which the clock went by, threads of this process waited for a core, other programs computed, the host
-    ran other guests, and the quota was used up."""
+    """Seconds that were counted. ``waited``: of the thread that waited longest; a batch ends with its last thread, and
+    of 64 threads that each wait 0.2 % of the time, none disturbs it."""
 
     went_by: float = 0.0
     waited: float = 0.0
-    others: float = 0.0
     stolen: float = 0.0
     throttled: float = 0.0
 
-    @classmethod
-    def so_far(cls) -> "_Seconds":
-        waited_s, others_s = process_waited_for_cores_s(), _other_programs_worked_s()
-        return cls(time.perf_counter(), waited_s, others_s, stolen_s(), throttled_s())
-
-    def plus(self, began: "_Seconds", ended: "_Seconds") -> "_Seconds":
-        spans = zip(astuple(self), astuple(began), astuple(ended), strict=True)
-        return _Seconds(*(before + end - begin for before, begin, end in spans))
-
-    def share(self) -> float:
-        waited = max(min(self.waited - self.throttled, self.others), 0.0)
-        return (waited + self.stolen) / max(self.went_by, 1e-9)
+    def plus(self, began: _Counters, ended: _Counters) -> "_Seconds":
+        """With the time between the two. A thread that has ended meanwhile counts nothing, a new one all it waited."""
+        waits = (waited - began.waits.get(thread, 0.0) for thread, waited in ended.waits.items())
+        return _Seconds(
+            self.went_by + ended.clock - began.clock,
+            self.waited + max([0.0, *waits]),
+            self.stolen + ended.stolen - began.stolen,
+            self.throttled + ended.throttled - began.throttled,
+        )
 
 
-def stolen_s(stat: Path = Path("/proc/stat")) -> float:
-    """Seconds in which a processor that this process may use wanted to run and the host ran another guest, in sum
-    (proc(5)); 0 where Linux does not tell."""
-    ours = {f"cpu{number}" for number in processors_allowed()}
+def stolen_s(stat: Path = _STAT) -> float:
+    """Seconds in which a processor that this process may use wanted to run and the host ran another guest, in the mean
+    of these processors (proc(5)); 0 where Linux does not tell."""
     try:
-        lines = [line.split() for line in stat.read_text().splitlines()]
-        stolen = sum(int(fields[8]) for fields in lines if fields and fields[0] in ours)
-    except (OSError, ValueError, IndexError):
+        stolen = sum(fields[7] for fields in _of_our_processors(stat))
+    except IndexError:
         return 0.0
-    return stolen / os.sysconf("SC_CLK_TCK")
+    return stolen / os.sysconf("SC_CLK_TCK") / max(len(processors_allowed()), 1)
 
 
 def throttled_s(root: Path = ROOT) -> float:
@@ -146,14 +170,26 @@ def throttled_s(root: Path = ROOT) -> float:
     return found
 
 
-def _other_programs_worked_s() -> float:
-    """Processor time of the whole machine without this program's; 0 where Linux does not tell (proc(5), /proc/stat)."""
-    try:
-        fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
-    except (OSError, ValueError, IndexError):
+def _other_programs_worked_s(stat: Path = _STAT) -> float:
+    """Processor time, on the processors that this process may use, without this program's; 0 where Linux does not
+    tell."""
+    found = _of_our_processors(stat)
+    if not found:
         return 0.0
-    user, nice, system, _idle, _iowait, irq, softirq, *_ = fields
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK") - own_programs_worked_s()
+    ticks = sum(sum(fields[:3]) + sum(fields[5:7]) for fields in found)  # user, nice, system; irq, softirq
+    return ticks / os.sysconf("SC_CLK_TCK") - own_programs_worked_s()
+
+
+def _of_our_processors(stat: Path) -> list[list[int]]:
+    """The counters of the processors that this process may use (proc(5), /proc/stat): a container sees all of the host.
+    The sum of all where the file has none of them: some containers have a file of their own, with other numbers."""
+    ours = {f"cpu{number}" for number in processors_allowed()}
+    try:
+        lines = [line.split() for line in stat.read_text().splitlines() if line.startswith("cpu")]
+        found = {name: [int(field) for field in fields] for name, *fields in lines}
+    except (OSError, ValueError):
+        return []
+    return [found[name] for name in ours & found.keys()] or [found["cpu"]] * ("cpu" in found)
 
 
 def own_programs_worked_s(root: int | None = None, proc: Path = Path("/proc")) -> float:

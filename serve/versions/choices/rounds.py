@@ -3,8 +3,10 @@
 Everything here is a generator: each step lasts as long as one short batch, and yields the seconds to leave to others.
 """
 
+import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -44,8 +46,10 @@ class Stopwatch:
     """Times batches on the device thread (``call``), between live ones, and takes their cost from the budget.
 
     ``idle``: whether the device has nothing to do. ``batch_seconds`` as `loading.cpu_choice.batch_seconds`. ``clock``
-    gives seconds. ``allowed`` raises where nothing may be run any more. ``crowding`` begins to measure what disturbs:
-    of the runs alone, not of the long pauses between them that the budget asks for.
+    gives seconds; ``own_clock`` the processor seconds of the thread that takes the steps: looking for what disturbs
+    takes some, with many threads and processes more than a brief batch. ``allowed`` raises where nothing may be run any
+    more. ``crowding`` begins to measure what disturbs: of the runs alone, not of the long pauses between them that the
+    budget asks for.
     """
 
     call: Callable[[Callable[[], float]], float]
@@ -56,6 +60,7 @@ class Stopwatch:
     clock: Callable[[], float]
     crowding: Callable[[bool], Crowding]
     allowed: Callable[[], None] = lambda: None
+    own_clock: Callable[[], float] = time.thread_time
     _meanwhile: Crowding = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,11 +68,22 @@ class Stopwatch:
 
     def anew(self) -> None:
         """Forget what disturbed the runs so far."""
-        self._meanwhile = self.crowding(False)
+        with self._spent():
+            self._meanwhile = self.crowding(False)
 
     def was_disturbed(self) -> bool:
         """True if other programs, other guests or the quota took cores from the runs since `anew`."""
-        return self._meanwhile.disturbance() > CROWDED
+        with self._spent():
+            return self._meanwhile.disturbance() > CROWDED
+
+    @contextmanager
+    def _spent(self) -> Iterator[None]:
+        """The processor time that the calling thread takes in the block is of the budget."""
+        began_s = self.own_clock()
+        try:
+            yield
+        finally:
+            self.budget.spend(self.own_clock() - began_s)
 
     def time(self, *jobs: BatchToTime) -> Steps[None]:
         """Run the jobs in order, as soon as the budget allows it: as many in one step as end within `SHORT_S`, at least
@@ -77,7 +93,7 @@ class Stopwatch:
             while wait_s := self.budget.wait_s():
                 yield wait_s
             at_rest = self.idle()
-            with self._meanwhile.counted():
+            with self._spent(), self._meanwhile.counted():
                 held_s = self.call(partial(self._run_some, left))
             yield _IDLE_PAUSE_S if at_rest else max(_IDLE_PAUSE_S, _LEFT_TO_OTHERS * held_s)
 

@@ -94,7 +94,6 @@ def choose_setup(
 
     Raises what loading or running the plain program raises. A setup that fails is logged and not taken.
     """
-    crowding = Crowding()
     search = _SetupSearch(load, batch_of, most_rows, call)
     try:
         search.settle_threads()
@@ -102,20 +101,23 @@ def choose_setup(
             search.try_pass(name)
     finally:
         search.close()
-    return CpuChoice(search.best.setup, tuple(search.measured), crowding.disturbance() > CROWDED)
+    return CpuChoice(search.best.setup, tuple(search.measured), search.crowding.disturbance() > CROWDED)
 
 
 class _SetupSearch:
-    """The best engine so far, warm, and every measurement."""
+    """The best engine so far, warm, and every measurement. ``crowding``: what disturbed them; it counts while engines
+    are measured, because the waits of an engine's threads cannot be read after it was closed."""
 
     def __init__(
         self, load: Callable[[CpuSetup], Engine], batch_of: Callable[[int], Parts], most_rows: int, call: Call
     ) -> None:
         self._load, self._batch_of, self._call = load, batch_of, call
+        self.crowding = Crowding(at_once=False)
         sizes = sorted({1, min(FEWEST_SHARED, most_rows), most_rows}) if most_rows else [0]
         self._engine = load(CpuSetup(threads=1))
         try:
-            self.best = TimedSetup.of(CpuSetup(threads=1), self._first_runs(sizes))
+            with self.crowding.counted():
+                self.best = TimedSetup.of(CpuSetup(threads=1), self._first_runs(sizes))
         except BaseException:
             self.close()
             raise
@@ -161,7 +163,8 @@ class _SetupSearch:
         try:
             engine = self._load(setup)
             if engine.setup == setup:  # else the program does not allow it
-                timed = self._beside_best(engine, setup)
+                with self.crowding.counted():
+                    timed = self._beside_best(engine, setup)
                 self.measured.append(timed)
                 if is_better(timed.gains_over(self.best)):
                     self.best, engine, self._engine = timed, self._engine, engine

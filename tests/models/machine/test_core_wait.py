@@ -77,64 +77,127 @@ def test_a_run_is_never_shorter_than_the_processor_time_it_took(monkeypatch: pyt
     assert seconds_on_core(run) >= 0.05
 
 
+class Clock:
+    """The counters of a machine, which a test sets: seconds, and those that each thread waited."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.others, self.stolen, self.throttled = 100.0, 5.0, 5.0, 5.0
+        self.waits = {1: 5.0}
+        self.looks_at_others = 0
+        monkeypatch.setattr(core_wait.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(core_wait, "waits_of_threads", lambda: dict(self.waits))
+        monkeypatch.setattr(core_wait, "_other_programs_worked_s", self._others)
+        monkeypatch.setattr(core_wait, "stolen_s", lambda: self.stolen)
+        monkeypatch.setattr(core_wait, "throttled_s", lambda: self.throttled)
+        monkeypatch.setattr(core_wait, "usable_cores", lambda: 1)
+
+    def _others(self) -> float:
+        self.looks_at_others += 1
+        return self.others
+
+    def go_on(
+        self, waited: float = 0.0, others: float = 0.0, stolen: float = 0.0, throttled: float = 0.0
+    ) -> None:
+        """A second goes by."""
+        self.now, self.others = self.now + 1.0, self.others + others
+        self.stolen, self.throttled = self.stolen + stolen, self.throttled + throttled
+        self.waits = {thread: before + waited for thread, before in self.waits.items()}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
 @pytest.mark.parametrize(
     ("waited_s", "others_s", "crowded"), [(5.0, 5.0, True), (5.0, 0.0, False), (0.0, 5.0, False)]
 )
 def test_a_machine_is_crowded_where_other_programs_computed_while_this_one_waited(
-    monkeypatch: pytest.MonkeyPatch, waited_s: float, others_s: float, crowded: bool
+    clock: Clock, waited_s: float, others_s: float, crowded: bool
 ) -> None:
     """Threads of this process that spin make each other wait too; and on many cores others may disturb nothing."""
-    waited, others = iter((1.0, 1.0 + waited_s)), iter((2.0, 2.0 + others_s))
-    monkeypatch.setattr(core_wait, "process_waited_for_cores_s", lambda: next(waited))
-    monkeypatch.setattr(core_wait, "_other_programs_worked_s", lambda: next(others))
-    assert (core_wait.Crowding().share() > 0) == crowded
+    crowding = core_wait.Crowding()
+    clock.go_on(waited=waited_s, others=others_s)
+    assert (crowding.share() > 0) == crowded
 
 
-def counted(monkeypatch: pytest.MonkeyPatch, **facts: tuple[float, float]) -> core_wait.Crowding:
-    """A second, at whose begin and end the counters stand as given."""
-    names = {"waited": "process_waited_for_cores_s", "others": "_other_programs_worked_s"}
-    names |= {"stolen": "stolen_s", "throttled": "throttled_s"}
-    times = iter([100.0])
-    for name, function in names.items():
-        first, last = facts.get(name, (5.0, 5.0))
-        readings = iter([first])
-        monkeypatch.setattr(core_wait, function, lambda readings=readings, last=last: next(readings, last))
-    monkeypatch.setattr(core_wait.time, "perf_counter", lambda: next(times, 101.0))
-    return core_wait.Crowding()
-
-
-def test_time_stolen_by_the_host_disturbs_although_no_thread_waited(monkeypatch: pytest.MonkeyPatch) -> None:
-    crowding = counted(monkeypatch, stolen=(1.0, 1.3))
+def test_time_stolen_by_the_host_disturbs_although_no_thread_waited(clock: Clock) -> None:
+    crowding = core_wait.Crowding()
+    clock.go_on(stolen=0.3)
     assert crowding.share() == pytest.approx(0.3) == crowding.disturbance()
 
 
-def test_a_quota_that_is_used_up_disturbs_and_is_nobody_elses_doing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quota_that_is_used_up_disturbs_and_is_nobody_elses_doing(clock: Clock) -> None:
     """Throttled threads wait too: that was taken for other programs, and more threads were started."""
-    crowding = counted(monkeypatch, waited=(0.0, 0.6), others=(0.0, 9.0), throttled=(2.0, 2.6))
+    crowding = core_wait.Crowding()
+    clock.go_on(waited=0.6, others=9.0, throttled=0.6)
     assert crowding.share() == 0.0
     assert crowding.disturbance() == pytest.approx(0.6)
 
 
-def test_pauses_do_not_hide_what_disturbed_the_runs_before_and_after_them(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("threads", "waited_s", "share"), [(64, 0.002, 0.002), (1, 0.128, 0.128)])
+def test_what_disturbs_is_the_longest_wait_of_a_thread_and_not_the_sum_over_the_cores(
+    clock: Clock, threads: int, waited_s: float, share: float
 ) -> None:
-    clock = {"went by": 0.0, "waited": 0.0}
-    monkeypatch.setattr(core_wait.time, "perf_counter", lambda: clock["went by"])
-    monkeypatch.setattr(core_wait, "process_waited_for_cores_s", lambda: clock["waited"])
-    monkeypatch.setattr(core_wait, "_other_programs_worked_s", lambda: clock["went by"])
-    monkeypatch.setattr(core_wait, "stolen_s", lambda: 0.0)
-    monkeypatch.setattr(core_wait, "throttled_s", lambda: 0.0)
+    clock.waits = dict.fromkeys(range(64), 5.0)
+    crowding = core_wait.Crowding()
+    clock.go_on(others=64.0)
+    clock.waits |= dict.fromkeys(range(threads), 5.0 + waited_s)
+    assert crowding.disturbance() == pytest.approx(share)
+
+
+def test_a_quota_that_many_processors_used_up_together_is_counted_once(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core_wait, "usable_cores", lambda: 64)
+    crowding = core_wait.Crowding()
+    clock.go_on(throttled=64 * 0.002)
+    assert crowding.disturbance() == pytest.approx(0.002)
+
+
+def test_a_thread_that_ends_takes_no_wait_of_another_with_it(clock: Clock) -> None:
+    """An old version's pool had waited for 40 s in its life, and its threads end meanwhile; the system may give a new
+    thread the number of one of them."""
+    clock.waits = {1: 5.0, 2: 20.0, 3: 20.0}
+    crowding = core_wait.Crowding()
+    clock.go_on(others=1.0)
+    clock.waits = {1: 5.4, 3: 0.1}
+    assert crowding.share() == pytest.approx(0.4)
+
+
+def test_pauses_do_not_hide_what_disturbed_the_runs_before_and_after_them(clock: Clock) -> None:
     crowding = core_wait.Crowding(at_once=False)
     for _ in range(2):
-        clock["went by"] += 50.0
+        for _ in range(50):
+            clock.go_on(others=1.0)
         with crowding.counted():
-            clock["went by"] += 1.0
-            clock["waited"] += 0.5
+            clock.go_on(waited=0.5, others=1.0)
     assert crowding.share() == pytest.approx(0.5)
 
 
-def test_own_load_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert counted(monkeypatch, waited=(0.0, 2.0)).disturbance() == 0.0
+def test_other_programs_are_looked_for_once_however_often_it_counts(clock: Clock) -> None:
+    """A look reads a file of every process, which takes longer than a brief batch; what they computed in pauses is not
+    held against the runs."""
+    crowding = core_wait.Crowding(at_once=False)
+    for _ in range(10):
+        with crowding.counted():
+            clock.go_on(waited=0.5, others=0.2)
+    assert clock.looks_at_others == 1
+    assert crowding.share() == pytest.approx(0.2)
+
+
+def test_own_load_disturbs_nothing(clock: Clock) -> None:
+    crowding = core_wait.Crowding()
+    clock.go_on(waited=2.0)
+    assert crowding.disturbance() == 0.0
+
+
+def test_the_waits_of_threads_are_read_by_their_numbers(tmp_path: Path) -> None:
+    for thread, text in {"7": "1 2500000000 3", "8": "nothing", "9": None}.items():
+        (tmp_path / thread).mkdir()
+        if text is not None:
+            (tmp_path / thread / "schedstat").write_text(text)
+    assert core_wait.waits_of_threads(tmp_path) == {7: 2.5}
 
 
 def test_processor_time_of_children_and_of_theirs_is_this_programs(tmp_path: Path) -> None:
@@ -148,19 +211,44 @@ def test_processor_time_of_children_and_of_theirs_is_this_programs(tmp_path: Pat
     assert core_wait.own_programs_worked_s(13, tmp_path) - own == pytest.approx(24.0, abs=0.5)
 
 
-def test_steal_is_read_for_the_processors_that_this_process_may_use(
+def stat(folder: Path, ours: set[int], monkeypatch: pytest.MonkeyPatch, *columns: int) -> Path:
+    """A /proc/stat with four processors, of which this process may use ``ours``: each has one second more than the one
+    before in each of the columns."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: ours, raising=False)
+    seconds = [("cpu", 100), *((f"cpu{number}", number + 1) for number in range(4))]
+    lines = [[name, *(str(ticks * s * (at in columns)) for at in range(10))] for name, s in seconds]
+    (folder / "stat").write_text("\n".join([*map(" ".join, lines), "intr 1 2", ""]))
+    return folder / "stat"
+
+
+def test_steal_is_the_mean_of_the_processors_that_this_process_may_use(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    ticks = os.sysconf("SC_CLK_TCK")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 3}, raising=False)
-    lines = ["cpu 0 0 0 0 0 0 0 99999 0 0"] + [
-        f"cpu{n} 0 0 0 0 0 0 0 {(n + 1) * ticks} 0 0" for n in range(4)
-    ]
-    (tmp_path / "stat").write_text("\n".join([*lines, "intr 1 2", ""]))
-    assert core_wait.stolen_s(tmp_path / "stat") == 2 + 4
+    """In sum, half a percent of each of 32 processors was more than a machine may be disturbed."""
+    assert core_wait.stolen_s(stat(tmp_path, {1, 3}, monkeypatch, 7)) == (2 + 4) / 2
     assert core_wait.stolen_s(tmp_path / "absent") == 0.0
     (tmp_path / "odd").write_text("cpu1 0 0\n")
     assert core_wait.stolen_s(tmp_path / "odd") == 0.0
+
+
+def test_other_programs_are_those_on_the_processors_that_this_process_may_use(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a container the file has the whole host's: waits of own threads for each other seemed to be for others."""
+    monkeypatch.setattr(core_wait, "own_programs_worked_s", lambda: 1.5)
+    works = (0, 1, 2, 5, 6)  # user, nice, system, irq, softirq
+    assert (
+        core_wait._other_programs_worked_s(stat(tmp_path, {0, 2}, monkeypatch, *works)) == 5 * (1 + 3) - 1.5
+    )
+    assert core_wait._other_programs_worked_s(stat(tmp_path, {0}, monkeypatch, 3, 4, 7)) == -1.5
+    assert core_wait._other_programs_worked_s(tmp_path / "absent") == 0.0
+
+
+def test_a_container_with_processors_of_other_numbers_in_its_file_has_all_that_the_file_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert core_wait.stolen_s(stat(tmp_path, {20, 21, 22, 23}, monkeypatch, 7)) == 100 / 4
 
 
 @pytest.mark.parametrize(

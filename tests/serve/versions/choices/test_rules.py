@@ -188,7 +188,8 @@ class Timing:
     def __init__(self, **seconds: list[float]) -> None:
         self.seconds = {name: iter(taken) for name, taken in seconds.items()}
         self.runs: list[tuple[str, int]] = []
-        self.now = 0.0
+        self.now = self.own_s = 0.0
+        self.look_s = 0.0  # processor time of the thread that looks for what disturbs
 
     def batch_seconds(self, engine: Any, parts: Any) -> float:
         self.runs.append((engine.name, parts))
@@ -203,15 +204,29 @@ class Timing:
 
         @contextmanager
         def counted() -> Iterator[None]:
+            self.own_s += self.look_s
             began_s = self.now
             yield
+            self.own_s += self.look_s
             self.counted_s += self.now - began_s
 
-        crowding: Any = lambda at_once: SimpleNamespace(  # noqa: E731
-            counted=counted, disturbance=lambda: disturbance
-        )
+        def look() -> float:
+            self.own_s += self.look_s
+            return disturbance
+
+        def crowding(at_once: bool) -> Any:
+            look()
+            return SimpleNamespace(counted=counted, disturbance=look)
+
         return Stopwatch(
-            lambda run: run(), rows, self.batch_seconds, budget, lambda: idle, lambda: self.now, crowding
+            lambda run: run(),
+            rows,
+            self.batch_seconds,
+            budget,
+            lambda: idle,
+            lambda: self.now,
+            crowding,
+            own_clock=lambda: self.own_s,
         )
 
 
@@ -272,6 +287,17 @@ def test_what_disturbs_is_measured_while_batches_run_and_not_while_the_budget_is
     for pause in steps:
         timing.now += pause
     assert timing.now > 3.0 and timing.counted_s == pytest.approx(0.12)
+
+
+def test_the_look_for_what_disturbs_is_paid_from_the_budget() -> None:
+    """With many processes it takes far longer than a brief batch, and was not counted."""
+    timing = Timing(a=[0.06, 0.06])
+    timing.look_s = 0.004
+    watch, taken = timing.stopwatch(), TimedSetup(CpuSetup(1), {})
+    ended(watch.time(*[BatchToTime(named("a"), 1, taken)] * 2))
+    watch.anew()
+    assert not watch.was_disturbed()
+    assert watch.budget.spent_s == pytest.approx(2 * (0.06 + 2 * 0.004) + 3 * 0.004), "made twice, asked once"
 
 
 def test_a_short_batch_is_run_twice_and_the_second_run_counts() -> None:

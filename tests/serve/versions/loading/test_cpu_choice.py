@@ -16,6 +16,8 @@ from halfeven.models.engines.cpu.setup import (
 )
 from halfeven.models.engines.engine import Engine
 from halfeven.models.errors import NotReady
+from halfeven.models.machine import core_wait
+from halfeven.serve.versions.loading import cpu_choice
 from halfeven.serve.versions.loading.cpu_choice import CpuChoice, choose_setup
 from halfeven.serve.versions.loading.tuned import Way
 
@@ -99,6 +101,29 @@ def test_on_a_crowded_machine_a_long_batch_gets_every_core_and_nothing_is_kept()
     """Two threads on one core look slow for as long as the other program runs, and would be chosen for ever."""
     choice = chosen(set(), lambda setup, rows: 1e-3 * rows, crowded=0.5)
     assert choice.setup.threads == CORES and choice.crowded
+
+
+def test_the_waits_of_an_engine_count_although_its_threads_end_when_it_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only the threads of an engine with several wait, half of the time, and every such engine is closed."""
+    world = World(Given("given", {}, CORES, of=lambda setup, rows: 1e-3 * rows), possible=lambda *_: set())
+    world.take_over(monkeypatch)
+    monkeypatch.setattr(cpu_choice, "Crowding", core_wait.Crowding)
+    monkeypatch.setattr(core_wait.time, "perf_counter", lambda: world.now)
+    monkeypatch.setattr(core_wait, "_other_programs_worked_s", lambda: world.now)
+    monkeypatch.setattr(core_wait, "stolen_s", lambda: 0.0)
+    monkeypatch.setattr(core_wait, "throttled_s", lambda: 0.0)
+    monkeypatch.setattr(
+        core_wait,
+        "waits_of_threads",
+        lambda: {id(engine): world.now / 2 for engine in world.loaded if engine.way.setup.threads > 1},
+    )
+    choice = choose_setup(
+        lambda setup: world.engine("torch", "fp32", setup), lambda rows: [[np.zeros(rows)]], 32, world.call
+    )
+    assert len(choice.measured) == 2 and world.loaded == []
+    assert choice.crowded
 
 
 @pytest.mark.parametrize(("factor", "taken"), [(0.7, True), (1.5, True), (8.0, False)])
