@@ -8,6 +8,7 @@ Source: Linux, Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst, cgroups(7)
 """
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -87,13 +88,37 @@ def _unescaped(text: str) -> str:
 def usable_memory(root: Path = ROOT) -> int:
     """Bytes: the machine's memory, or less where a control group of this process says so. ``root``: where ``/`` is."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    groups = (_limit_in(folder / MEMORY_FILES[version]) for version, folder in groups_of("memory", root))
+    groups = (_number_in(folder / MEMORY_FILES[version]) for version, folder in groups_of("memory", root))
     return min([machine, *(limit for limit in groups if limit is not None)])
 
 
-def _limit_in(file: Path) -> int | None:
+def free_bytes(root: Path = ROOT) -> int:
+    """Bytes that this process may still take: what the machine has available, or less where a control group's limit
+    leaves less beside all processes of the group. ``root``: where ``/`` is. Only Linux tells."""
+    available = dict(line.split(":", 1) for line in _lines(root / "proc/meminfo") if ":" in line)
+    words = available.get("MemAvailable", "").split()
+    left = [int(words[0]) * 1024] if words else []
+    for version, folder in groups_of("memory", root):
+        limit, used = _number_in(folder / MEMORY_FILES[version]), _used_in(version, folder)
+        left += [] if limit is None or used is None else [max(limit - used, 0)]
+    return min(left, default=sys.maxsize)
+
+
+def _used_in(version: int, folder: Path) -> int | None:
+    """Bytes that the processes of a group use, without the pages of files that the system takes back first."""
+    usage, reclaimed = {1: ("usage_in_bytes", "total_inactive_file"), 2: ("current", "inactive_file")}[
+        version
+    ]
+    used = _number_in(folder / f"memory.{usage}")
+    facts = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat") if " " in line)
+    text = facts.get(reclaimed, "").strip()
+    return None if used is None else used - (int(text) if text.isdecimal() else 0)
+
+
+def _number_in(file: Path) -> int | None:
+    """The number in the file; None where there is none, or a word (``max``)."""
     try:
         text = file.read_text().strip()
     except OSError:
         return None
-    return int(text) if text.isdecimal() else None  # else it is "max"
+    return int(text) if text.isdecimal() else None

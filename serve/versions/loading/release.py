@@ -3,14 +3,13 @@
 import ctypes
 import gc
 import linecache
-import os
 import re
 import sys
 from pathlib import Path
 
 from torch.fx import graph_module
 
-from ...http.limits.memory_budget import usable_memory
+from ....models.machine.control_groups import free_bytes as free_bytes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # mallopt's words, <malloc.h>
 _FROM_THE_HEAP = 32 << 20  # bytes; the most that glibc takes for the second (HEAP_MAX_SIZE / 2)
@@ -39,17 +38,6 @@ def give_back_freed() -> None:
     """Give the memory that `one_heap` keeps for the next batch back to the system; called after a while without one."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)
-
-
-def free_bytes() -> int:
-    """Memory that this process may still take: of the machine, and of its control group (proc(5))."""
-    try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        available = int(lines["MemAvailable"].split()[0]) * 1024
-        own = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, KeyError, IndexError):  # only Linux tells
-        return sys.maxsize
-    return min(available, usable_memory() - own)
 
 
 def take_out_of_sight() -> None:
