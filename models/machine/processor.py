@@ -66,6 +66,10 @@ def this_processor() -> Processor:
     """The processor that this process runs on, and the kernels that oneDNN has for it in torch."""
     import torch
 
+    if (
+        not torch.backends.mkldnn.is_available()
+    ):  # a torch that was built without oneDNN has none of its operators
+        return replace(hardware(), onednn=False)
     return replace(
         hardware(),
         bf16_kernels=bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),

@@ -23,6 +23,14 @@ _IN_PLACE: dict[Any, Any] = {
     _aten.add.Tensor: _aten.add_.Tensor,
     _aten.mul.Tensor: _aten.mul_.Tensor,
 }
+
+
+def _packed(name: str, *overloads: str) -> list[Any]:
+    """These of oneDNN's ops; none in a torch without oneDNN (its wheels for Apple's processors)."""
+    found = getattr(torch.ops.mkldnn, name, None)
+    return [] if found is None else [getattr(found, overload) for overload in overloads]
+
+
 # Ops that give memory of their own, never a view of an input.
 _FRESH = {
     _aten.linear.default,
@@ -35,9 +43,8 @@ _FRESH = {
     _aten.batch_norm.default,
     _aten.layer_norm.default,
     _aten.group_norm.default,
-    torch.ops.mkldnn._linear_pointwise.default,
-    torch.ops.mkldnn._convolution_pointwise.default,
-    torch.ops.mkldnn._convolution_pointwise.binary,
+    *_packed("_linear_pointwise", "default"),
+    *_packed("_convolution_pointwise", "default", "binary"),
     *_IN_PLACE,
     *_IN_PLACE.values(),
 }

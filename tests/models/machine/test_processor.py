@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -96,6 +97,14 @@ def test_the_instructions_are_those_that_torch_uses(asked: str | None) -> None:
     )
     ours, theirs = done.stdout.split()
     assert ours == theirs or not sys.platform.startswith("linux") or platform.machine() != "x86_64"
+
+
+def test_a_torch_without_onednn_is_a_processor_without_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
+    monkeypatch.setattr(processor, "hardware", lambda: PROCESSORS["AVX-512"])
+    found = processor.this_processor.__wrapped__()
+    assert not (found.onednn or found.bf16_kernels or found.fp16_kernels)
 
 
 def test_a_system_that_does_not_describe_its_processor_has_an_unknown_one(
