@@ -72,6 +72,7 @@ class Crowding:
         """``at_once``: count from now on, and not only in `counted`."""
         self._before = _Seconds()
         self._made_s, self._others_s = time.perf_counter(), _other_programs_worked_s()
+        self._cores = usable_cores()
         self._began = _Counters.now() if at_once else None
 
     @contextmanager
@@ -95,7 +96,7 @@ class Crowding:
     def disturbance(self) -> float:
         """`share`, and the part of the time in which the group's quota was used up."""
         counted = self._counted()
-        return self._share_of(counted) + counted.throttled / max(counted.went_by, 1e-9)
+        return self._share_of(counted) + self._throttled(counted) / max(counted.went_by, 1e-9)
 
     def _counted(self) -> "_Seconds":
         if self._began is None:
@@ -106,14 +107,19 @@ class Crowding:
         of_each_second = (_other_programs_worked_s() - self._others_s) / max(
             time.perf_counter() - self._made_s, 1e-9
         )
-        waited = max(min(counted.waited - counted.throttled, of_each_second * counted.went_by), 0.0)
+        waited = counted.waited - self._throttled(counted)
+        waited = max(min(waited, of_each_second * counted.went_by), 0.0)
         return (waited + counted.stolen) / max(counted.went_by, 1e-9)
+
+    def _throttled(self, counted: "_Seconds") -> float:
+        """Linux adds the throttled time of all processors up; as many as may be used run at once."""
+        return counted.throttled / self._cores
 
 
 @dataclass(frozen=True, slots=True)
 class _Counters:
-    """Counters at one moment: the clock, the seconds that each thread of this process waited for a core, and those
-    in which the host ran other guests and the quota was used up, for one processor."""
+    """Counters at one moment: the clock, the seconds that each thread of this process waited for a core, those in which
+    the host ran other guests, and those in which the quota was used up."""
 
     clock: float
     waits: Mapping[int, float]
@@ -122,8 +128,7 @@ class _Counters:
 
     @classmethod
     def now(cls) -> "_Counters":
-        # Linux adds the throttled time of all processors up; as many as may be used run at once.
-        return cls(time.perf_counter(), waits_of_threads(), stolen_s(), throttled_s() / usable_cores())
+        return cls(time.perf_counter(), waits_of_threads(), stolen_s(), throttled_s())
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,9 +66,8 @@ def this_processor() -> Processor:
     """The processor that this process runs on, and the kernels that oneDNN has for it in torch."""
     import torch
 
-    if (
-        not torch.backends.mkldnn.is_available()
-    ):  # a torch that was built without oneDNN has none of its operators
+    # A torch that was built without oneDNN has none of its operators.
+    if not torch.backends.mkldnn.is_available():
         return replace(hardware(), onednn=False)
     return replace(
         hardware(),
