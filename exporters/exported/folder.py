@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from ...models.errors import BadInput, BadSetting, ExportFailed, ParityRefused
+from ...models.errors import BadInput, BadSetting, DamagedFile, ExportFailed, ParityRefused
 from ...models.files.durable import new_folder
 from ...models.order.one_order import one_order
 from ...models.spec.spec import ModelSpec
@@ -83,12 +83,17 @@ def export(
 
 
 def exported_version(folder: Path) -> Version:
-    """The version that an exported folder holds. Raises BadInput for any other folder: none of its code is run."""
+    """The version that an exported folder holds. Raises BadInput for any other folder (none of its code is run),
+    DamagedFile."""
     version = Version.at(folder)
     if "exported" not in version.manifest or version.has("original.pt2") or not version.has(ORIGINAL):
         raise BadInput(
             f"{folder} is not a folder that `halfeven export` wrote: expected its manifest.json, with {ORIGINAL} "
             "beside it; give such a folder, or NAME or NAME@VERSION of the store"
+        )
+    if lacking := [key for key in ("half", "reason", "forms") if key not in version.manifest]:
+        raise DamagedFile(
+            f"{folder / 'manifest.json'} is damaged: it has no {lacking[0]}; export the model again"
         )
     return version
 

@@ -348,7 +348,7 @@ def model_card(file: Path, facts: Mapping[str, Any]) -> str:
     libraries = version.read("parity.json", lambda proof: proof["environment"].items())
     (form,) = facts["forms"].values()
     more = f", … ({len(kept)} in all)" if len(kept) > 10 else ""
-    source = version.manifest.get("source")
+    source = version.manifest.get("source") or {}
     rows = {
         "verdict": headline(facts),
         "largest error": ", ".join(
@@ -359,7 +359,11 @@ def model_card(file: Path, facts: Mapping[str, Any]) -> str:
         "precision": f"{facts['half']}, level {level}",
         "kept in FP32 by the proof": ", ".join(kept[:10]) + more or "nothing",
         "file": f"`{file.name}`, SHA-256 `{sha256_of(file)}`",
-        **({"made from": f"`{source['name']}`, SHA-256 `{source['sha256']}`"} if source else {}),
+        **(
+            {"made from": f"`{source['name']}`, SHA-256 `{source['sha256']}`"}
+            if {"name", "sha256"} <= source.keys()
+            else {}
+        ),
         "original in the proof": f"SHA-256 `{version.manifest['files']['original.onnx']}`",
         "proven with": ", ".join(f"{name} {found}" for name, found in libraries),
     }

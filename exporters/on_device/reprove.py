@@ -75,7 +75,7 @@ def reference_run_of(
             judging,
             _on(on_device, bounded or answers_of(spec, original)),
             ties,
-            version.manifest.get("row_operations", 0),
+            version.manifest.get("row_operations") or 0,  # an export of an earlier version says null
             _exact(version, form),
             str(device),
         )

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,11 +27,18 @@ def stored_json(path: Path, opener: Opener = OpenedFile) -> Any:
 
 
 def json_of(text: bytes) -> Any:
-    """The value. Raises ValueError for what is no JSON, and for what is nested too deep to be read."""
+    """The value. Raises ValueError for what is no JSON, for a number that is not finite (nothing writes one, and
+    `json.dumps` would refuse it far from here), and for what is nested too deep to be read."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_float=_finite, parse_constant=_finite)
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
+
+
+def _finite(text: str) -> float:
+    if not isfinite(number := float(text)):
+        raise ValueError(f"it holds {text[:40]}, expected finite numbers alone")
+    return number
 
 
 def typed(kind: type[T], value: Any) -> T:

@@ -19,6 +19,16 @@ LIVE, REFUSED = "live", "refused"
 FORMAT = 2
 _INPUTS = ("samples.safetensors", "inputs.npz")  # the latter of an exported folder
 _PRESENT, _OLDER = "original.", "whole."
+# Of these keys a conversion writes values of these kinds, or null; null too where an earlier release knew no such key.
+_KINDS = {
+    "reason": str,
+    "notes": list,
+    "samples": dict,
+    "row_operations": int,
+    "around": dict,
+    "source": dict,
+}
+_AROUND = ("nodes", "recorded", "read")
 _KEYS = {"whole_because": "original_because", "accuracy_whole": "accuracy_original"}
 
 
@@ -75,7 +85,22 @@ def _fault_of(manifest: Mapping[str, Any]) -> str | None:
         isinstance(found, dict) and type(found.get("passed")) is bool for found in forms.values()
     ):
         return "its forms are not each passed or refused"
+    return _fault_of_facts(manifest)
+
+
+def _fault_of_facts(manifest: Mapping[str, Any]) -> str | None:
+    if (half := manifest.get("half")) not in ("fp16", "bf16", None):
+        return f"its half is {str(half)[:40]!r}, expected 'fp16', 'bf16' or null"
+    for key, kind in _KINDS.items():
+        if not isinstance(found := manifest.get(key), kind | None):
+            return f"its {key} is {str(found)[:40]!r}, expected {kind.__name__} or null"
+    if (around := manifest.get("around")) and not all(_are_names(around.get(key)) for key in _AROUND):
+        return f"its around is without {', '.join(_AROUND)}, each a list of names"
     return None
+
+
+def _are_names(found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(name, str) for name in found)
 
 
 def _is_inside(name: str) -> bool:
