@@ -27,9 +27,11 @@ from ..exported.folder import export, exported_version
 from ..exported.onnx_pair import HALF, ORIGINAL
 from ..exported.other_engine import onnx_file, prove_engine
 from ..guessing.given_samples import judging_samples
+from ..on_device.environment import environment
 from ..onnx.reading.bounded_file import external_files, read_graph
 from ..onnx.reading.large_files import DATA
 from ..proof.maker import Notify
+from ..proof.subject import CPU
 from ..report.headline import headline
 from .around_custom import AroundCustom, around_custom
 from .half_metadata import correct_page, describe, digest_of_facts
@@ -260,7 +262,7 @@ def check_digests(file: Path, version: Version) -> None:
     """Hold a half and its proof against the digests of the proof, and what each says of the other. Raises
     ParityRefused."""
     own = set[str]()
-    for name, path in _held(file, version):
+    for name, path in _held(file):
         _check_digest(version, name, path)  # of the half before it is read for the name of its weights
         own.add(name)
     check_proof(version)
@@ -268,10 +270,10 @@ def check_digests(file: Path, version: Version) -> None:
     for key, name in (("halfeven.original", ORIGINAL), ("halfeven.proof", "parity.json")):
         if said.get(key) != version.manifest["files"].get(name):
             raise ParityRefused(f"{file} names another {name} as its own than that of its proof; {_AGAIN}")
-    files = {name: digest for name, digest in version.manifest["files"].items() if name not in own}
-    # A half of an earlier release names no file of these, or not even what its manifest states.
-    earlier = (None, digest_of_facts(version.manifest))
-    if said.get("halfeven.facts") not in (*earlier, digest_of_facts(version.manifest, files)):
+    # A half of an earlier release does not name its weights, no file at all, or not even what its manifest states.
+    named = [{k: v for k, v in version.manifest["files"].items() if k not in but} for but in ((HALF,), own)]
+    known = (None, *(digest_of_facts(version.manifest, files) for files in (None, *named)))
+    if said.get("halfeven.facts") not in known:
         raise ParityRefused(
             f"{version.folder / 'manifest.json'} states other facts, or names other files, than the half does; {_AGAIN}"
         )
@@ -333,19 +335,18 @@ def _check_digest(version: Version, name: str, path: Path) -> None:
         )
 
 
-def _held(file: Path, version: Version) -> Iterator[tuple[str, Path]]:
+def _held(file: Path) -> Iterator[tuple[str, Path]]:
     """The half, and its file of weights beside it, with their names in the proof."""
     yield HALF, file
     yield from external_files(file, read_graph(file)).items()
 
 
 def model_card(file: Path, facts: Mapping[str, Any]) -> str:
-    """``facts``: of the proof, as `half_file.verify` gives them."""
+    """``facts``: of the proof, as `half_file.verify` gave them here and now."""
     version = proof_of(file)
     level, kept = version.read(
         "precision.json", lambda plan: (plan["level"], [f"`{node['node']}`" for node in plan["kept"]])
     )
-    libraries = version.read("parity.json", lambda proof: proof["environment"].items())
     (form,) = facts["forms"].values()
     more = f", … ({len(kept)} in all)" if len(kept) > 10 else ""
     source = version.manifest.get("source") or {}
@@ -365,7 +366,8 @@ def model_card(file: Path, facts: Mapping[str, Any]) -> str:
             else {}
         ),
         "original in the proof": f"SHA-256 `{version.manifest['files']['original.onnx']}`",
-        "proven with": ", ".join(f"{name} {found}" for name, found in libraries),
+        "proven with": _listed(environment(CPU)),
+        "first proven with": _listed(version.read("parity.json", lambda proof: dict(proof["environment"]))),
     }
     lines = ["## Half precision", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {said.replace('|', '/')} |" for name, said in rows.items()]
@@ -376,3 +378,7 @@ def model_card(file: Path, facts: Mapping[str, Any]) -> str:
             f"Check it again with `halfeven verify {file.name}` (the folder `{version.folder.name}`).",
         ]
     )
+
+
+def _listed(libraries: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {found}" for name, found in libraries.items())

@@ -60,15 +60,21 @@ def describe(
     around: AroundCustom | None,
 ) -> None:
     """The half gets the shapes of ``source`` and its custom nodes, and metadata: the verdict, and the digests of the
-    proof's other files and of what the manifest states. Its file of weights, if it has one, is called ``data``."""
+    proof's other files and of what the manifest states. Its file of weights, if it has one, is called ``data``, and is
+    one of those files: whoever signs the half signs its weights."""
     model, spec = onnx.load(draft / HALF, load_external_data=False), version.spec()
     give_own_layout(model, spec)
     if source.suffix == ".onnx":
         declare_as(model, read_graph(source), spec)
     if around:
         join(model, around.whole)
-    own = (HALF, HALF + DATA, "manifest.json")
-    files = {path.name: sha256_of(path) for path in draft.iterdir() if path.name not in own}
+    if (draft / (HALF + DATA)).exists():
+        (draft / (HALF + DATA)).rename(draft / data)
+        for tensor in filter(external_data_helper.uses_external_data, tensors(model)):
+            next(entry for entry in tensor.external_data if entry.key == "location").value = data
+    files = {
+        path.name: sha256_of(path) for path in draft.iterdir() if path.name not in (HALF, "manifest.json")
+    }
     said = {
         "verdict": headline(Conversion(version, version.manifest).shown() | {"around": stated.get("around")}),
         "proof": files["parity.json"],
@@ -77,8 +83,4 @@ def describe(
     }
     for key, value in said.items():
         model.metadata_props.add(key=f"halfeven.{key}", value=value)
-    if (draft / (HALF + DATA)).exists():
-        (draft / (HALF + DATA)).rename(draft / data)
-        for tensor in filter(external_data_helper.uses_external_data, tensors(model)):
-            next(entry for entry in tensor.external_data if entry.key == "location").value = data
     onnx.save(model, draft / HALF)

@@ -19,7 +19,8 @@ LIVE, REFUSED = "live", "refused"
 FORMAT = 2
 _INPUTS = ("samples.safetensors", "inputs.npz")  # the latter of an exported folder
 _PRESENT, _OLDER = "original.", "whole."
-# Of these keys a conversion writes values of these kinds, or null; null too where an earlier release knew no such key.
+# A conversion writes values of these kinds under these keys, or null: so does an export, of a key that the release that
+# made the version did not know.
 _KINDS = {
     "reason": str,
     "notes": list,

@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from halfeven.exporters.conversion.convert import Options
 from halfeven.exporters.exported.file_rows import write_npz
 from halfeven.exporters.gate.divergence import Divergence
-from halfeven.exporters.half_files.half_file import check_digests, proof_folder, proof_of
+from halfeven.exporters.half_files.half_file import check_digests, proof_folder, proof_of, write_half
 from halfeven.exporters.half_files.half_metadata import digest_of_facts
+from halfeven.exporters.onnx.reading import large_files
 from halfeven.models.errors import HalfevenError, ParityRefused
 from halfeven.models.store.manifest import digest_of, sha256_of, write_manifest
 from onnx import ModelProto, TensorProto, numpy_helper
@@ -229,6 +231,14 @@ def nothing(half: Path) -> None:
     rows("expected.npz", lambda array: 0 * array)(half)
 
 
+def another_function(half: Path) -> None:
+    """A half of other weights, with its own answers as those of FP32."""
+    weight(lambda array: array * 1.5)(half)
+    with np.load(proof_folder(half) / "inputs.npz") as rows_asked:
+        own = onnx_net.answers(half, rows_asked["x"])
+    rows("expected.npz", lambda _: own)(half)
+
+
 def one_element(array: np.ndarray) -> np.ndarray:
     array.flat[3] = -array.flat[3] + 1
     return array
@@ -272,6 +282,7 @@ TAMPERED = {
     "all weights": weight(lambda array: array * 1.01),
     "a weight that is not finite": weight(not_finite),
     "another operation": model(other_node),
+    "another function": another_function,
     "other answers": rows("expected.npz", lambda array: array + np.float32(0.5)),
     "other rows": rows("inputs.npz", lambda array: array[::-1]),
     "no answers but 0": nothing,
@@ -302,7 +313,7 @@ SHOWN_BY_A_RUN = (
     "other answers",
 )
 SHOWN_BY_A_RUN += ("other rows", "fewer answers", "a half that is no model", "rows in no archive")
-SHOWN_BY_A_RUN += ("no answers but 0", "a verdict that did not pass")
+SHOWN_BY_A_RUN += ("no answers but 0", "a verdict that did not pass", "another function")
 
 
 @pytest.mark.parametrize("name", [name for name in TAMPERED if name not in SHOWN_BY_A_RUN])
@@ -335,6 +346,26 @@ def test_a_half_of_an_earlier_release_is_verified(half: Path, names: str) -> Non
     states(half, "halfeven.facts", digest_of_facts(manifest) if names != "nothing" else None)
     check_digests(half, proof_of(half))
     assert verified_here(half)[0] == 0
+
+
+def test_a_large_half_names_its_weights_so_that_a_signature_of_it_covers_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(large_files, "SELF_CONTAINED_BELOW", 256)
+    monkeypatch.setattr(large_files, "_SMALL", 64)
+    half, rows_given = tmp_path / "net.fp16.onnx", onnx_net.samples(tmp_path / "x.npz")
+    write_half(onnx_net.written(tmp_path / "net.onnx"), half, Options(samples=rows_given))
+    check_digests(half, proof_of(half))
+    assert verified_here(half)[0] == 0
+    data = half.with_suffix(".data")
+    data.write_bytes(
+        bytes((data.read_bytes()[0] ^ 1,)) + data.read_bytes()[1:]
+    )  # within the limits of the gate
+    shutil.copyfile(data, proof_folder(half) / data.name)
+    again(half)
+    with pytest.raises(ParityRefused, match="names other files, than the half does"):
+        check_digests(half, proof_of(half))
+    assert "names other files, than the half does" in verified_here(half)[1]
 
 
 def test_a_proof_names_no_digest_that_is_not_its_own_and_is_the_same_each_time(half: Path) -> None:
@@ -379,7 +410,7 @@ def test_the_two_names_of_the_domain_of_onnx_are_one(tmp_path: Path) -> None:
     graph = onnx.helper.make_graph([node], "net", ends[:1], ends[1:])
     path = tmp_path / "net.onnx"
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("ai.onnx", 18)]), path)
-    assert module["Half"](path)({"x": np.array([-1, 2], np.float32)})["y"].tolist() == [0, 2]
+    assert module["Model"](path)({"x": np.array([-1, 2], np.float32)})["y"].tolist() == [0, 2]
 
 
 def test_an_output_that_is_left_out_takes_no_place_among_the_answers(tmp_path: Path) -> None:
@@ -393,7 +424,7 @@ def test_an_output_that_is_left_out_takes_no_place_among_the_answers(tmp_path: P
     graph = onnx.helper.make_graph([node], "net", [x], [last], weights)
     opsets = [onnx.helper.make_opsetid("", 18)]
     onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "net.onnx")
-    found = module["Half"](tmp_path / "net.onnx")({"x": arrays["x"]})["last"]
+    found = module["Model"](tmp_path / "net.onnx")({"x": arrays["x"]})["last"]
     np.testing.assert_allclose(found, onnx_net.answers(tmp_path / "net.onnx", arrays["x"]), atol=1e-5)
 
 
@@ -405,4 +436,4 @@ def test_an_operation_that_the_verifier_lacks_is_named(tmp_path: Path) -> None:
     graph = onnx.helper.make_graph([node], "net", ends[:1], ends[1:])
     onnx.save(onnx.helper.make_model(graph, opset_imports=opsets), tmp_path / "net.onnx")
     with pytest.raises(module["Refused"], match="does not run FusedMatMul 'product'"):
-        module["Half"](tmp_path / "net.onnx")({"x": np.zeros((2, 2), np.float32)})
+        module["Model"](tmp_path / "net.onnx")({"x": np.zeros((2, 2), np.float32)})
