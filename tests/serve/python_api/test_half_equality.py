@@ -36,6 +36,24 @@ def test_a_true_half_is_equal_and_a_broken_one_is_refused_in_the_words_of_the_ga
     he.assert_half_equal(whole, half, samples=x, max_error_u=1000, min_sqnr_db=10, min_slice_sqnr_db=10)
 
 
+def test_fp32_is_asked_without_tf32_and_the_half_with_the_settings_of_the_process() -> None:
+    seen = dict[str, set[bool]](fp32=set(), fp16=set())
+
+    def asked(side: str, x: Any) -> Any:
+        seen[side].add(torch.backends.cudnn.allow_tf32)
+        return x
+
+    before = torch.backends.cudnn.allow_tf32
+    try:
+        torch.backends.cudnn.allow_tf32 = True  # as torch has it by itself
+        he.assert_half_equal(
+            lambda x: asked("fp32", x), lambda x: asked("fp16", x), samples=torch.randn(8, 4)
+        )
+        assert seen == {"fp32": {False}, "fp16": {True}}
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
 @pytest.mark.parametrize("given", ["array", "tuple", "names"])
 def test_samples_are_given_in_order_or_by_name_and_answers_are_many(given: str) -> None:
     def whole(a: Any, b: Any) -> Any:
