@@ -43,7 +43,7 @@ SENTINEL_LANDS = 1e4
 MAX_PLOTTED_SAMPLES = 512
 
 
-def overrides_of(limits: ParityLimits) -> dict[str, float]:
+def overrides_of(limits: ParityLimits) -> dict[str, float | str]:
     """The limits that somebody set, as the report shows them."""
     return {key: getattr(limits, key) for key in limits.overridden}
 

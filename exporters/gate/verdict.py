@@ -144,7 +144,7 @@ class ParityReport:
     outputs: tuple[OutputVerdict, ...]
     adversarial: tuple[AdversarialVerdict, ...] = ()
     dropped: tuple[str, ...] = ()
-    overrides: Mapping[str, float] = field(default_factory=dict)
+    overrides: Mapping[str, float | str] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
     diagnoses: tuple[Diagnosis, ...] = ()
     perturbed: "ParityReport | None" = None

@@ -241,6 +241,7 @@ class LiveForms(Maker):
         return {
             **self.subject.precision.to_json(),
             "lists": "torch.autocast, those of the device that serves, at every request",
+            "accumulation": "FP32",
             "nodes": [],
             "kept": [kept.to_json() for kept in self.kept],
         }
