@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from halfeven.exporters.half_files.half_file import proof_folder, proof_of
+from halfeven.exporters.half_files.measured import found_file, measured
 from halfeven.models.errors import ParityRefused
 
 pytestmark = pytest.mark.slow  # a conversion
@@ -42,3 +43,9 @@ def test_a_fact_of_another_kind_is_refused(half: Path, facts: dict[str, Any]) ->
     path.write_text(json.dumps(json.loads(path.read_text()) | facts))
     with pytest.raises(ParityRefused, match=f"does not hold: .* is damaged: its {next(iter(facts))} is "):
         proof_of(half)
+
+
+def test_a_count_of_operations_that_no_release_wrote_down_is_null_and_the_half_is_proven(half: Path) -> None:
+    path = proof_folder(half) / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"row_operations": None}))
+    assert next(measured(found_file(half)))["passed"]
