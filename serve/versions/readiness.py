@@ -16,6 +16,7 @@ from ..batching.interface import IndexEntry
 from .traffic.served import ServedModel
 
 MOST_SECONDS = 30.0
+_MOST_DOUBLINGS = 10  # more than `MOST_SECONDS` allows; after nine hours of tries, 1,024 of them are no float any more
 AGAIN = f"it is tried again when one of its files changes, and at least every {MOST_SECONDS:g} s"
 _ALIAS = "live"
 Stamp = tuple[tuple[str, int, int, int], ...]
@@ -66,7 +67,7 @@ class Faults:
         now_s, before = self._clock(), self._found.get(name)
         stamp, began_s = self._tries.pop(name, None) or (stamp_of(self._models / name), now_s)
         times = 0 if before is None or before.stamp != stamp else before.times + 1
-        pause_s = max(min(2.0**times, MOST_SECONDS), now_s - began_s)
+        pause_s = max(min(2.0 ** min(times, _MOST_DOUBLINGS), MOST_SECONDS), now_s - began_s)
         self._found[name] = _Fault(why, times, stamp, now_s + pause_s)
         return before is None or before.why != why
 

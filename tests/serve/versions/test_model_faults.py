@@ -38,6 +38,13 @@ def test_tries_are_further_and_further_apart_up_to_the_most(faults: Faults, cloc
     assert pauses == [1, 2, 4, 8, 16, 30, 30, 30] and MOST_SECONDS == 30
 
 
+def test_a_model_that_fails_for_a_day_is_tried_no_more_often(faults: Faults, clock: Clock[float]) -> None:
+    for _ in range(1100):
+        failed(faults, clock)
+    clock.now += MOST_SECONDS - 1
+    assert faults.waits("net")
+
+
 @pytest.mark.parametrize(
     "change", ["a new file", "a longer file", "the alias", "a file deep down", "a file goes"]
 )

@@ -161,6 +161,13 @@ def test_what_was_settled_before_this_start_is_trusted_for_longer(version: Versi
     assert stage.after(40, serve=10) == 1
 
 
+def test_a_choice_that_was_confirmed_for_years_is_still_measured_no_more_often(
+    version: Version, stage: Stage
+) -> None:
+    keep_setup(version, "torch", "fp32", CPU, SERVES.setup, [], rounds=2100)
+    assert stage.after(FIRST_S, serve=100) == 0
+
+
 @pytest.mark.parametrize("each_s", [0.05, 0.01])
 def test_live_batches_that_disagree_twice_have_it_measured_at_once(
     version: Version, stage: Stage, each_s: float
