@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 from ....models.errors import HalfevenError, NotReady
 from ...batching.place import Place
 from ..loading.kept_setups import keep_setup, kept_setup
+from ..loading.tuned import way_of
 from ..traffic.loaded_version import LoadedVersion
 from ..traffic.served import ServedModel
 from .budget import MeasuringBudget
 from .live import OFF, Batches, are_enough, of_new_sizes, off_by, rows_per_batch, seconds_by_rows, since
 from .rounds import Steps
 from .sweep import Decided, Machine, Sweep
-from .what_serves import Gone, Record, way_of
+from .what_serves import Gone, Record
 
 logger = logging.getLogger("halfeven.roster")
 LOOK_EVERY_S = 1.0
@@ -142,12 +143,13 @@ class Remeasuring(threading.Thread):
     def _look(self) -> None:
         present: dict[LoadedVersion, Watched] = {}
         for served in self._models():
-            loaded = served.traffic.stable
-            if loaded.prepared.forms:
-                present[loaded] = self._watched.get(loaded) or self._new(served, loaded)
+            for loaded in filter(None, (served.traffic.stable, served.traffic.canary)):
+                if loaded.prepared.forms:
+                    present[loaded] = self._watched.get(loaded) or self._new(served, loaded)
         self._watched = present
         for one in present.values():
             self._look_at(one)
+            one.loaded.confirmed = one.rounds > 0
 
     def _new(self, served: ServedModel, loaded: LoadedVersion) -> Watched:
         now_s, way = self._machine.clock(), way_of(loaded.prepared)

@@ -5,12 +5,11 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from ....models.engines.cpu.setup import CpuSetup
 from ....models.engines.engine import Engine
 from ...batching.interface import PreparedVersion, ServableForm
 from ...batching.place import Place
 from ..loading.cpu_choice import TimedSetup
-from ..loading.tuned import Way, Winner, correct_tuned, tuned_for
+from ..loading.tuned import Way, Winner, correct_tuned, tuned_for, way_of
 from ..traffic.loaded_version import LoadedVersion
 from .live import Batches
 from .rounds import Verdict
@@ -139,12 +138,6 @@ class WhatServes:
             sorted(way.setup.passes),
         )
         correct_tuned(version, device, winner, datetime.now(UTC).isoformat(timespec="seconds"), gain)
-
-
-def way_of(prepared: PreparedVersion) -> Way:
-    """The way in which a version is served now."""
-    engine = prepared.engine
-    return Way(engine.form, engine.precision, prepared.setup or CpuSetup())
 
 
 def _sentence(was: str, now: str, verdict: Verdict) -> str:

@@ -22,6 +22,7 @@ from ....models.files.durable import replace_text
 from ....models.files.stored_json import stored_json
 from ....models.machine.processor import this_processor
 from ....models.store.store import Version
+from ...batching.interface import PreparedVersion
 
 logger = logging.getLogger("halfeven.roster")
 
@@ -41,6 +42,12 @@ class Way:
 
     def __str__(self) -> str:
         return f"{self.form} {self.precision}" + (f", {self.setup}" if self.setup != PLAIN else "")
+
+
+def way_of(prepared: PreparedVersion) -> Way:
+    """The way in which a version is served now."""
+    engine = prepared.engine
+    return Way(engine.form, engine.precision, prepared.setup or PLAIN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,10 @@ from ...batching.batcher import Batcher
 from ...batching.counters import Counters
 from ...batching.interface import NO_TERMS, Answer, PreparedVersion, Statistics, Submit, Terms
 from ...batching.place import Place
+from ..loading.cpu_choice import batch_seconds
 from ..loading.ready import ORIGINALS
 from ..loading.release import give_back
+from ..loading.tuned import way_of
 from .comparison import Scale
 from .drift import Drift, Keep, OnDrift
 from .rules import TrialRules
@@ -31,7 +33,8 @@ DRAIN_SECONDS = 60.0
 
 class LoadedVersion:
     """``drift``: the live parity of a half whose original is loaded too, else None. ``label``: as in `ServedModel`.
-    ``fell_back``: its half drifted, and does not serve again."""
+    ``fell_back``: its half drifted, and does not serve again. ``confirmed``: what serves was found best by measuring it
+    again (`choices/`)."""
 
     def __init__(self, version: Version, spec: ModelSpec, place: Place, prepared: PreparedVersion) -> None:
         self.version = version
@@ -40,6 +43,7 @@ class LoadedVersion:
         self.drift: Drift | None = None
         self.label = "stable"
         self.fell_back = False
+        self.confirmed = False
         self._place = place
         self._behind: list[Batcher] = []
         self._checking: Batcher | None = None  # of these the one with the original, for `drift`
@@ -87,6 +91,29 @@ class LoadedVersion:
         return next(
             counters for counters in self.batcher.all_counters() if counters.version == str(self.number)
         )
+
+    # Its time beside another version's.
+
+    def may_be_timed_beside(self, other: "LoadedVersion") -> bool:
+        """False while its times may be those of a wrong choice: it serves in another way than ``other``, and no
+        measurement of what serves has confirmed that yet."""
+        mine, theirs = self.prepared, other.prepared
+        return not mine.forms or self.confirmed or way_of(mine) == way_of(theirs)
+
+    def batch_seconds(self, rows: int) -> float | None:
+        """Seconds of a batch of so many rows, each of them the probe: the shorter of two, for the first may find the
+        engine's threads asleep. None where another engine is lent, and where none can be run. From any thread but the
+        device's."""
+        with self._ending:
+            probe, engine = self.prepared.probe, self.prepared.engine
+            if probe is None or self._closed or self._lent_by is not None:
+                return None
+            parts = [[array] * max(rows, 1) for array in probe]
+            try:
+                return self._place.call(lambda: min(batch_seconds(engine, parts) for _ in range(2)))
+            except Exception as error:  # it failed, or the server is stopping; neither is a time
+                logger.warning("a batch of %d rows of %s could not be timed: %s", rows, self, error)
+                return None
 
     # Live parity and background queues.
 

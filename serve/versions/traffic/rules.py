@@ -9,7 +9,8 @@ class TrialRules:
 
     A version on trial is rejected when at least ``faults`` of its answers, and at least the share ``fault_share`` of
     them, were faulty (failed, not finite, rescued) where the other version's were not, or when its batches took
-    ``slower`` times as long as the other's of the same size (over at least ``timed_batches`` of them).
+    ``slower`` times as long as the other's of the same size (over at least ``timed_batches`` of them), and a batch that
+    both run in turns does too.
 
     ``parity_sample`` is the share of a half's requests that its FP32 original answers too. The half is rejected
     when ``drift_over`` of the last ``drift_of`` of those err beyond the gate's limit. After the first one that does,

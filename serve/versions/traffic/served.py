@@ -185,9 +185,10 @@ class ServedModel:
                 self.let_previous_go()
 
     def look_at_time(self) -> None:
-        """Compare the batch times of the versions on trial with the others'."""
+        """Compare the batch times of the versions on trial with the others'. From any thread but the device's."""
         for (own, other), trial in list(self._trials.items()):
-            trial.look_at_time(own.counters(), other.counters())
+            if own.may_be_timed_beside(other):
+                trial.look_at_time(own.counters(), other.counters(), partial(_timed, own, other))
 
     def note_recent(self) -> None:
         """Take the traffic of the last seconds into `recent`; a shadow's answers are nobody's."""
@@ -342,6 +343,12 @@ class _Split:
     ) -> asyncio.Future[Answer]:
         to_canary = self._share.takes(terms.key) and rows <= self._most_rows
         return (self._canary if to_canary else self._stable).submit(arrays, rows, terms)
+
+
+def _timed(own: LoadedVersion, other: LoadedVersion, rows: int) -> tuple[float, float] | None:
+    """Seconds of a batch of each version, run one after the other; None where one of them cannot be run now."""
+    mine, theirs = own.batch_seconds(rows), other.batch_seconds(rows)
+    return None if mine is None or theirs is None else (mine, theirs)
 
 
 def _digests(loaded: LoadedVersion) -> tuple[str, ...]:

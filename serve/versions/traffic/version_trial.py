@@ -5,6 +5,7 @@ fault of the new version alone is counted; a request that fails with both versio
 """
 
 import asyncio
+import math
 import threading
 import time
 import weakref
@@ -12,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,9 @@ from .rules import TrialRules
 
 Future = asyncio.Future[Answer]
 Reject = Callable[[str, dict[str, Any]], None]
+# Seconds of a batch of so many rows of both versions, the new one's first; None where one cannot be run now.
+Timed = Callable[[int], tuple[float, float] | None]
+RUNS = 3  # of both versions, before the new one is rejected for its time
 ANSWERS_REMEMBERED = 1000  # then both counts are halved: long-past faults weigh less
 MOST_SECOND_OPINIONS = 8
 # The request is put to the other version after these errors: BadRequest is an engine's too, for an id that is outside
@@ -65,7 +68,7 @@ class VersionTrial:
         self._when_asked = UNCOUNTED if spills else nullcontext()
         self._lock = threading.Lock()
         self._clean: list[weakref.ref[np.ndarray]] = []  # the batch whose outputs were found finite last
-        self._asking = 0
+        self._asking = self._compared = 0
         self.answers = 0
         self.faults = {"failed": 0, "not finite": 0, "rescued": 0}
 
@@ -188,18 +191,22 @@ class VersionTrial:
 
     # Time.
 
-    def look_at_time(self, own: Counters, other: Counters) -> None:
+    def look_at_time(self, own: Counters, other: Counters, timed: Timed) -> None:
         """Compare mean batch times at equal batch sizes: load makes batches larger, which is no fault of a version.
 
-        The medians must lie apart as well, or one pause of the machine among short batches would decide.
+        The other version's batches may be of a calmer hour, and of shorter requests: where its own seem too slow,
+        ``timed`` lets both run the same batch in turns, and that decides. After each such comparison, ``timed_batches``
+        more are needed for the next.
         """
-        ratio, batches = slowness(own, other)
-        apart = median_bucket(own) > median_bucket(other)
-        if batches >= self._rules.timed_batches and ratio > self._rules.slower and apart:
+        found, limit = slowness(own, other), self._rules.slower
+        if found.ratio <= limit or found.batches - self._compared < self._rules.timed_batches:
+            return
+        self._compared = found.batches
+        if (ratio := ratio_now(timed, found.rows, limit)) > limit:
             self.end(
-                f"its batches take {ratio:.2f} times as long as the other version's of the same size "
-                f"(at most {self._rules.slower:g} is allowed; {batches} batches)",
-                {"slower": ratio, "batches": batches},
+                f"a batch of {found.rows} rows takes {ratio:.2f} times as long as the same batch of the other version "
+                f"(at most {limit:g} is allowed), as do {found.batches} batches of callers",
+                {"slower": ratio, "batches": found.batches},
             )
 
     def end(self, why: str, more: Mapping[str, Any] | None = None) -> None:
@@ -218,25 +225,42 @@ class VersionTrial:
         return {"answers": self.answers, "faults": dict(self.faults)}
 
 
-def slowness(own: Counters, other: Counters) -> tuple[float, int]:
-    """(how many times as long as ``other``'s its batches took, over how many of them): equal sizes only."""
+class Slowness(NamedTuple):
+    """The ratio of the batches' time to the other version's, over how many batches, and the size at which most time was
+    lost."""
+
+    ratio: float = 1.0
+    batches: int = 0
+    rows: int = 0
+
+
+def slowness(own: Counters, other: Counters) -> Slowness:
+    """The slowness of ``own`` beside ``other``, of equal batch sizes only."""
     spent_ns = expected_ns = 0.0
-    batches = 0
+    batches, lost_ns = 0, dict[int, float]()
     for rows, (count, took_ns) in own.batches.items():
         theirs, theirs_ns = other.batches.get(rows, (0, 0))
         if theirs:
             spent_ns += took_ns
             expected_ns += theirs_ns / theirs * count
             batches += count
-    return (spent_ns / expected_ns if expected_ns else 1.0), batches
+            lost_ns[rows] = took_ns - theirs_ns / theirs * count
+    if not expected_ns:
+        return Slowness()
+    return Slowness(spent_ns / expected_ns, batches, max(lost_ns, key=lost_ns.__getitem__))
 
 
-def median_bucket(counters: Counters) -> int:
-    """The index of the bucket of batch times that has the median."""
-    half = sum(counters.compute_buckets) / 2
-    return next(
-        (place for place, count in enumerate(accumulate(counters.compute_buckets)) if count >= half), 0
-    )
+def ratio_now(timed: Timed, rows: int, limit: float) -> float:
+    """The ratio of a batch's time to the other version's: of each the shortest of `RUNS` runs, fewer where one is not
+    above the limit. 1 where the two cannot be run."""
+    own_s = other_s = math.inf
+    for _ in range(RUNS):
+        if (taken := timed(rows)) is None:
+            return 1.0
+        own_s, other_s = min(own_s, taken[0]), min(other_s, taken[1])
+        if own_s <= limit * other_s:
+            break
+    return own_s / max(other_s, 1e-9)
 
 
 def _out_of_time(model: str, error: BaseException) -> TimedOut:

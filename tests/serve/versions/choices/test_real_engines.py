@@ -19,9 +19,9 @@ from halfeven.serve.batching.interface import PreparedVersion
 from halfeven.serve.batching.place import Place
 from halfeven.serve.versions.choices.budget import MeasuringBudget
 from halfeven.serve.versions.choices.sweep import Machine, Sweep
-from halfeven.serve.versions.choices.what_serves import way_of
 from halfeven.serve.versions.loading.kept_setups import keep_setup
 from halfeven.serve.versions.loading.ready import make_ready
+from halfeven.serve.versions.loading.tuned import way_of
 from halfeven.serve.versions.traffic.loaded_version import LoadedVersion
 
 from tests.digits import digits_of_either_form

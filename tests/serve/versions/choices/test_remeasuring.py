@@ -30,6 +30,7 @@ class Loaded:
     prepared: PreparedVersion
     name: str = "net"
     batches: dict[int, tuple[int, int]] = field(default_factory=dict)
+    confirmed: bool = False
 
     def counters(self) -> Any:
         return SimpleNamespace(batches=dict(self.batches))
@@ -46,6 +47,7 @@ class Stage:
     loaded: Loaded
     world: World
     remeasuring: Remeasuring
+    traffic: Any
     sweeps: list[Loaded] = field(default_factory=list)
     changes: list[bool] = field(default_factory=list)
     fault: Exception | None = None
@@ -77,12 +79,13 @@ def version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Version:
 def stage(version: Version, monkeypatch: pytest.MonkeyPatch) -> Stage:
     world = World(AVX512)
     loaded = Loaded(version, world.prepared(SERVES))
-    served: Any = SimpleNamespace(traffic=SimpleNamespace(stable=loaded), exchanged=lambda loaded: None)
+    served: Any = SimpleNamespace(
+        traffic=SimpleNamespace(stable=loaded, canary=None), exchanged=lambda loaded: None
+    )
     place: Any = world
     machine = Machine(lambda: True, world.clock, waited_for_core_s=lambda thread: 0.0)
-    made = Stage(
-        loaded, world, Remeasuring(place, lambda: [served], lambda *event: None, lambda: made.busy, machine)
-    )
+    thread = Remeasuring(place, lambda: [served], lambda *event: None, lambda: made.busy, machine)
+    made = Stage(loaded, world, thread, served.traffic)
 
     class Swept:
         def __init__(self, loaded: Any, *given: Any) -> None:
@@ -131,6 +134,26 @@ def test_a_sweep_that_tried_everything_confirms_also_where_a_form_was_clearly_sl
     assert stage.after(FIRST_S - 10, serve=FIRST_S) == 1
     kept = kept_setup(version, "torch", "fp32", CPU)
     assert kept is not None and kept.rounds == 2
+
+
+def test_only_what_the_last_sweep_found_best_is_confirmed(stage: Stage) -> None:
+    stage.changes = [True]
+    stage.after(2, serve=5)
+    assert len(stage.sweeps) == 1 and not stage.loaded.confirmed
+    stage.after(20, serve=20)
+    assert stage.loaded.confirmed
+    stage.crowded = True  # nothing is confirmed from now on
+    stage.after(10, serve=10, each_s=0.2)
+    assert not stage.loaded.confirmed, "its batches take far longer than was measured"
+
+
+def test_a_canary_is_measured_again_too(stage: Stage) -> None:
+    canary = Loaded(stage.loaded.version, stage.world.prepared(SERVES))
+    stage.traffic.canary = canary
+    for _ in range(5):
+        canary.serve(1)
+        stage.after(1)
+    assert stage.sweeps == [canary] and canary.confirmed and not stage.loaded.confirmed
 
 
 def test_a_disturbed_sweep_confirms_nothing_and_is_made_again_soon(stage: Stage, version: Version) -> None:

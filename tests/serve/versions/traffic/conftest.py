@@ -94,7 +94,8 @@ class Versions:
         half, original = Engine(number), Engine(number, "fp32")
         self.prepare.get(number, lambda engine: None)(half)
         self.halves[number], self.originals[number] = half, original
-        return PreparedVersion(str(number), version.manifest["digest"], "fp16", half, "made up", original)
+        digest, probe = version.manifest["digest"], [np.ones((1, 4), np.float32)]
+        return PreparedVersion(str(number), digest, "fp16", half, "made up", original, probe=probe)
 
 
 @pytest.fixture(autouse=True)

@@ -3,17 +3,19 @@
 import json
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from halfeven.models.engines.cpu.setup import CpuSetup
 from halfeven.models.store.store import Store
+from halfeven.serve.batching.counters import Counters
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.interface import PreparedVersion
 from halfeven.serve.batching.place import Place
@@ -21,8 +23,11 @@ from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.versions.orders import drifted, events, pardon
 from halfeven.serve.versions.roster import Roster
 from halfeven.serve.versions.store_writer import StoreWriter
+from halfeven.serve.versions.traffic import loaded_version
 from halfeven.serve.versions.traffic.automatic_decisions import AutomaticDecisions
 from halfeven.serve.versions.traffic.loaded_version import LoadedVersion
+from halfeven.serve.versions.traffic.rules import TrialRules
+from halfeven.serve.versions.traffic.served import ServedModel
 
 from tests.patience import PATIENCE_S, until
 from tests.serve.versions.traffic.conftest import Engine, Versions, call, infer, serving, spec
@@ -249,6 +254,60 @@ def test_a_slow_version_is_rolled_back(store: Store, versions: Versions) -> None
         assert callers.failed == 0
         until(lambda: "rolled_back" in kinds(store))
         assert decided(store)[0]["numbers"]["slower"] > 3.0
+
+
+@pytest.fixture
+def device() -> Iterator[Place]:
+    thread = DeviceThread("cpu")
+    thread.start()
+    yield cast(Place, SimpleNamespace(thread=thread, call=lambda fn: thread.call(fn).result()))
+    thread.stop(10)
+
+
+def slow_beside(store: Store, device: Place, threads: int, monkeypatch: pytest.MonkeyPatch) -> ServedModel:
+    """Version 1 on two threads, and version 2 on trial, whose batches take four times as long on its own threads."""
+
+    def loaded(number: int, threads: int, seconds: float) -> LoadedVersion:
+        engine = Engine(number, seconds=seconds)
+        form: Any = "a form"
+        prepared = PreparedVersion(
+            str(number), "d", "fp16", engine, probe=[np.ones((1, 4))], setup=CpuSetup(threads), forms=[form]
+        )
+        made = LoadedVersion(store.version("net", number), spec(), device, prepared)
+        taken = Counters(str(number), batches={2: (100, round(1e9 * seconds))})
+        monkeypatch.setattr(made, "counters", lambda: taken)
+        return made
+
+    monkeypatch.setattr(loaded_version, "batch_seconds", lambda engine, parts: engine.seconds)
+    decisions: Any = SimpleNamespace(rolled_back=lambda *given: None)
+    judge: Any = SimpleNamespace(submit=lambda deed: deed())
+    served = ServedModel(loaded(1, 2, 1.0), TrialRules(timed_batches=100), decisions, judge)
+    served.activate(loaded(2, threads, 4.0))
+    return served
+
+
+@pytest.mark.parametrize(
+    ("threads", "confirmed", "goes"), [(1, False, False), (1, True, True), (2, False, True)]
+)
+def test_the_time_of_a_way_of_serving_that_may_be_a_wrong_choice_is_held_against_no_version(
+    store: Store, device: Place, monkeypatch: pytest.MonkeyPatch, threads: int, confirmed: bool, goes: bool
+) -> None:
+    served = slow_beside(store, device, threads, monkeypatch)
+    served.traffic.stable.confirmed = confirmed
+    served.look_at_time()
+    assert served.traffic.stable.number == (1 if goes else 2)
+
+
+def test_a_version_is_not_timed_by_a_rival_that_serves_for_a_moment_nor_by_a_run_that_fails(
+    store: Store, device: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = slow_beside(store, device, 2, monkeypatch)
+    loaded, own = served.traffic.stable, served.prepared
+    assert loaded.lend(own.engine, replace(own, engine=Engine(2, seconds=9.0)))
+    assert loaded.batch_seconds(2) is None
+    assert loaded.take_back() and loaded.batch_seconds(2) == 4.0
+    monkeypatch.setattr(loaded_version, "batch_seconds", lambda engine, parts: engine.seconds / 0)
+    assert loaded.batch_seconds(2) is None
 
 
 @pytest.mark.slow
