@@ -69,20 +69,22 @@ def write_orders(store: Store, name: str, orders: TrafficOrders) -> None:
 
 
 def drifted(version: Version, device: str) -> str | None:
-    """The reason why the half of this version may not serve on this device since it drifted, or None where it may."""
+    """The reason why the half of this version may not serve on this device since it drifted, or None where it may. A
+    note of another version that had this number is none."""
     try:
         found = stored_json(_note(version))
-        reason, noted = str(found["reason"]), found["device"]
+        reason, noted, digest = str(found["reason"]), found["device"], found.get("digest", version.digest)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
         return f"its note of drift cannot be read ({error})"
-    return reason if noted == device else None
+    return reason if (noted, digest) == (device, version.digest) else None
 
 
 def note_drift(version: Version, device: str, reason: str) -> None:
     """Note that the half may not serve on this device before it is proven again. Durable when this returns."""
-    _replace(_note(version), {"device": device, "reason": reason, "at": _now()})
+    note = {"device": device, "digest": version.digest, "reason": reason, "at": _now()}
+    _replace(_note(version), note)
 
 
 def pardon(version: Version) -> None:

@@ -17,7 +17,7 @@ from .traffic.served import ServedModel
 
 MOST_SECONDS = 30.0
 _MOST_DOUBLINGS = (
-    10  # more than `MOST_SECONDS` allows; after nine hours of tries, 1,024 of them are no float any more
+    10  # more than `MOST_SECONDS` allows; 1,024, after nine hours of tries, are no float any more
 )
 AGAIN = f"it is tried again when one of its files changes, and at least every {MOST_SECONDS:g} s"
 _ALIAS = "live"

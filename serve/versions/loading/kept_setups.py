@@ -3,14 +3,16 @@
     <store>/models/<name>/tuned/setups-<device>.json     by version, form and precision
 
 A retrained version takes its parent's: the program is the same. An entry that does not fit (another processor, other
-libraries, another number of cores) is measured again. What is served measures every entry again, and replaces it where
-it was wrong (`serve/versions/choices/`); ``rounds`` counts the measurements in a row that confirmed it.
+libraries, another number of cores, another model under the same number) is measured again. What is served measures
+every entry again, and replaces it where it was wrong (`serve/versions/choices/`); ``rounds`` counts the measurements in
+a row that confirmed it.
 """
 
 import json
 import logging
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -20,8 +22,10 @@ from typing import Any
 import torch
 
 from ....models.engines.cpu.setup import CpuSetup
+from ....models.errors import DamagedFile
 from ....models.files.durable import replace_text
 from ....models.files.stored_json import stored_json
+from ....models.store.manifest import read_manifest
 from ....models.store.store import Version
 from .candidate_forms import VersionHere
 from .cpu_choice import TimedSetup, choose_setup
@@ -61,18 +65,27 @@ def measured_setup(here: VersionHere, form: str, precision: str) -> CpuSetup:
 
 def kept_setup(version: Version, form: str, precision: str, device: torch.device) -> KeptSetup | None:
     """The stored setup for a form of this version or of its parent that holds on this device; None where none does."""
-    entries, parent = _read(_path(version, device)), version.manifest.get("parent")
-    for number in (version.number, parent):
+    entries = _read(_path(version, device))
+    for number, digest in _with_parent(version):
         entry = entries.get(_key(number, form, precision))
-        if entry is None or entry["conditions"] != conditions(device):
+        if entry is None or entry["conditions"] != conditions(device) or entry.get("digest") != digest:
             continue
-        if number == parent or not entry.get("crowded"):
+        if number != version.number or not entry.get("crowded"):
             setup = CpuSetup(entry["threads"], frozenset(entry["passes"]))
             rounds, rows = entry.get("rounds", 0), entry.get("rows", 0.0)
             rounds = rounds if isinstance(rounds, int) else 0
             rows = rows if isinstance(rows, int | float) else 0.0
             return KeptSetup(setup, _seconds_in(entry, setup), rounds, rows)
     return None
+
+
+def _with_parent(version: Version) -> Iterator[tuple[int, str]]:
+    """The numbers and digests of the version and its parent, where that is there. A store that is made anew has other
+    versions under the same numbers, and a server's state and a node's copy outlive it."""
+    yield version.number, version.digest
+    if isinstance(parent := version.manifest.get("parent"), int):
+        with suppress(DamagedFile):
+            yield parent, read_manifest(version.folder.parent / str(parent) / "manifest.json")["digest"]
 
 
 def _seconds_in(entry: Mapping[str, Any], setup: CpuSetup) -> dict[int, float]:
@@ -102,6 +115,7 @@ def keep_setup(
     """Keep a setup with its measurements. Where the disk is full or read-only, the next load measures again."""
     path = _path(version, device)
     entry = {
+        "digest": version.digest,
         "conditions": conditions(device),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "crowded": crowded,

@@ -1,6 +1,7 @@
 """A setup is measured once for a version: kept with the processor's name, and handed on to what is trained from it."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return machine
 
 
-def publish(store: Store, parent: int | None = None) -> Version:
+def publish(store: Store, parent: int | None = None, weights: float = 0.0) -> Version:
     with store.draft("net") as draft:
         draft.write_json("spec.json", SPEC.to_json())
+        draft.write_json("weights.json", weights)
         return draft.publish(LIVE, {"half": None, "parent": parent})
 
 
@@ -119,6 +121,21 @@ def test_a_retrained_version_takes_its_parents(machine: Machine, tmp_path: Path)
     assert asked(publish(store, parent=parent.number), machine) == FOUND
     assert machine.measured == 1
     asked(publish(store), machine)
+    assert machine.measured == 2
+
+
+@pytest.mark.parametrize("retrained", [False, True])
+def test_another_model_under_the_same_number_is_measured_anew(
+    machine: Machine, tmp_path: Path, retrained: bool
+) -> None:
+    """A store was made anew, and the state of the server that reads it, or a node's copy, has the old measurements."""
+    store = Store(tmp_path)
+    old = publish(store)
+    asked(old, machine)
+    shutil.rmtree(old.folder)
+    new = publish(store, weights=1.0)
+    assert new.number == old.number
+    asked(publish(store, parent=new.number) if retrained else new, machine)
     assert machine.measured == 2
 
 
