@@ -25,6 +25,11 @@ from .store_writer import StoreWriter
 
 _ALIAS, _FOLLOWED = "live", ".live-of-the-store"
 _SELFTEST = "selftest.json"
+_TUNED = "tuned"
+_MEASURED_BY_SERVERS = (
+    "setups-",
+    "ceiling-",
+)  # of the files there: each server has its own; the others are tunings
 
 
 class ReadOnlyStore(Conflict):
@@ -102,6 +107,17 @@ class LinkedStore:
         for file in there.iterdir():
             if not file.name.startswith(".") and file.name != _ALIAS:
                 _take_over(file, here / file.name)
+        if (tuned := there / _TUNED).is_dir():
+            self._follow_tuned(tuned, here / _TUNED)
+
+    def _follow_tuned(self, there: Path, here: Path) -> None:
+        """Take over what was measured, and a tuning whenever it is made anew: what this server corrected in one that it
+        has stays so until then."""
+        here.mkdir(exist_ok=True)
+        for file in there.iterdir():
+            if not file.name.startswith("."):
+                is_tuning = not file.name.startswith(_MEASURED_BY_SERVERS)
+                _take_over(file, here / file.name, again=is_tuning)
 
     def _follow_alias(self, alias: Path, here: Path) -> None:
         """The alias is taken over when it moves: a version that this server itself took back stays so until then."""
@@ -116,12 +132,17 @@ class LinkedStore:
         replace_text(followed, text)
 
 
-def _take_over(file: Path, target: Path) -> None:
+def _take_over(file: Path, target: Path, again: bool = False) -> None:
     """Copy a file of the store beside the links, once: proofs and figures that were made before. From then on this
-    server's own is kept there."""
-    if target.exists() or not file.is_file() or file.is_symlink():
+    server's own is kept there. ``again``: also where the store's was written later than this server's."""
+    if not file.is_file() or file.is_symlink():
+        return
+    written_ns = file.stat().st_mtime_ns
+    if target.exists() and not (again and written_ns > target.stat().st_mtime_ns):
         return
     replace_text(target, stored_bytes(file).decode(errors="replace"))
+    # The store's own time: the clock of the machine that writes it may be behind.
+    os.utime(target, ns=(written_ns, written_ns))
 
 
 class ReadOnlyRoster(Roster):

@@ -139,6 +139,30 @@ def test_what_was_measured_and_proven_before_is_taken_over_once(store: Store, tm
     assert kept.read_text() == "[1]", "from then on this server's own"
 
 
+def test_a_tuning_reaches_a_server_that_only_reads_the_store_each_time_it_is_made(
+    store: Store, tmp_path: Path
+) -> None:
+    tuned, linked = store.root / "models/net/tuned", LinkedStore(store, tmp_path / "state")
+    tuned.mkdir()
+
+    def written(text: str, at_s: int) -> None:
+        for name in ("cpu.json", "setups-cpu.json"):
+            (tuned / name).write_text(text)
+            os.utime(tuned / name, (at_s, at_s))
+
+    def kept() -> list[str]:
+        linked.follow()
+        here = tmp_path / "state/models/net/tuned"
+        return [(here / name).read_text() for name in ("cpu.json", "setups-cpu.json")]
+
+    written("first", 100)
+    assert kept() == ["first", "first"]
+    written("second", 200)  # by a machine whose clock is far behind
+    assert kept() == ["second", "first"], "a server's own setups stay"
+    (tmp_path / "state/models/net/tuned/cpu.json").write_text("corrected here")
+    assert kept()[0] == "corrected here"
+
+
 def test_a_model_with_a_file_that_cannot_be_read_costs_the_others_nothing(
     store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
