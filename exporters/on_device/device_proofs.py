@@ -32,7 +32,7 @@ MOST_KEPT = 32  # the newest
 @dataclass(frozen=True, slots=True)
 class DeviceProof:
     """``form`` and ``digest``: of the half's file; ``buckets``: the sizes that batches are filled up to there (empty:
-    any size is run); ``batch_sizes``: those that were judged; ``at``: ISO 8601."""
+    any size is run); ``batch_sizes``: those that were judged; ``at``: ISO 8601; ``kernels``: as `kernels_of`."""
 
     form: str
     digest: str
@@ -42,13 +42,20 @@ class DeviceProof:
     passed: bool
     summary: str
     at: str
+    kernels: Sequence[str] = ()
 
     @property
     def _holds_for(self) -> tuple[Any, ...]:
-        return self.form, self.digest, dict(self.environment), list(self.buckets)
+        return self.form, self.digest, dict(self.environment), list(self.buckets), list(self.kernels)
 
     def same_terms(self, other: "DeviceProof") -> bool:
         return self._holds_for == other._holds_for
+
+
+def kernels_of(form: str, precision: str, device: "torch.device | str") -> Sequence[str]:
+    """The kernels that a server chooses from for a half, where there are several: all of them are judged. Only those
+    half weights are packed that are in bf16 (`models/engines/cpu/packed.py`)."""
+    return ("plain", "packed") if (form, precision, str(device)) == ("torch", "bf16", "cpu") else ()
 
 
 def proofs_of(version: Version) -> list[DeviceProof]:
@@ -57,7 +64,9 @@ def proofs_of(version: Version) -> list[DeviceProof]:
     try:
         found = [DeviceProof(**entry) for entry in stored_json(path)]
         lists = all(
-            isinstance(sizes, list) for proof in found for sizes in (proof.buckets, proof.batch_sizes)
+            isinstance(several, list)
+            for proof in found
+            for several in (proof.buckets, proof.batch_sizes, list(proof.kernels))
         )
         if not (
             lists and all(type(one.passed) is bool and isinstance(one.environment, dict) for one in found)
@@ -106,6 +115,7 @@ def _proof(
         report is not None and report.passed,
         report.summary() if report else "",
         datetime.now(UTC).isoformat(timespec="seconds"),
+        kernels_of(form, version.manifest["half"], device),
     )
 
 

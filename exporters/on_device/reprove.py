@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from ...models.engines.cpu.setup import PACKED, CpuSetup
 from ...models.engines.engine import Engine
-from ...models.engines.load import load_original
+from ...models.engines.load import load_half, load_original
 from ...models.store.store import Version
 from ..gate.verdict import ParityReport
 from ..inputs.samples import Samples
@@ -22,6 +23,7 @@ from ..proof.prove import (
     judged,
     take,
 )
+from .device_proofs import kernels_of
 from .environment import environment
 
 if TYPE_CHECKING:
@@ -125,11 +127,30 @@ def _takes(
     version: Version, half: Engine, device: "torch.device | str", run: ReferenceRun, on_device: OnDevice[Any]
 ) -> Iterator[Taken]:
     yield take(run, _on(on_device, answers_of(version.spec(), half)))
+    yield from _in_other_kernels(version, half, device, run, on_device)
     if half.form == "onnx" and str(device) == "cpu":
         # ONNX Runtime's CPU provider computes FP16 in FP32: the file is judged with true half storage as well
         from ..onnx.stored import stored_oracle
 
         yield take(run, stored_oracle(version))
+
+
+def _in_other_kernels(
+    version: Version, half: Engine, device: "torch.device | str", run: ReferenceRun, on_device: OnDevice[Any]
+) -> Iterator[Taken]:
+    """The answers in the kernels that ``half`` is not loaded with, and that a server may choose later without another
+    proof."""
+    if not kernels_of(half.form, half.precision, device):
+        return
+    for passes in dict.fromkeys((frozenset[str](), PACKED & half.possible)):
+        if passes == half.setup.passes & PACKED:
+            continue
+        setup = CpuSetup(half.setup.threads, passes)
+        other = on_device(partial(load_half, version, half.form, device, setup))
+        try:
+            yield take(run, _on(on_device, answers_of(version.spec(), other)))
+        finally:
+            on_device(other.close)
 
 
 def _on(on_device: OnDevice[Any], answers: Answers) -> Answers:

@@ -44,7 +44,7 @@ def test_a_half_whose_note_of_drift_is_damaged_does_not_serve(text: str, version
 def test_a_note_of_drift_holds_for_the_version_that_drifted_alone(version: Version) -> None:
     """The state of a server that only reads a store outlives a store that is made anew."""
     note_drift(version, "cpu", "far off")
-    assert drifted(replace(version, manifest=version.manifest | {"digest": "another"}), "cpu") is None
+    assert drifted(replace(version, manifest={**version.manifest, "digest": "another"}), "cpu") is None
     (note,) = version.folder.parent.glob("drifted-*.json")
     note.write_text('{"device": "cpu", "reason": "far off"}')
     assert drifted(version, "cpu") == "far off", "as an earlier release wrote it"
