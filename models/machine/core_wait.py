@@ -17,11 +17,18 @@ _STAT = Path("/proc/stat")
 def waited_for_core_s(thread: int | None = None) -> float:
     """Seconds that a thread of this process (its native id; None: the calling one) waited for a core since it began
     (proc(5)); 0 where the system does not count."""
+    return core_seconds(thread)[1]
+
+
+def core_seconds(thread: int | None = None) -> tuple[float, float]:
+    """Seconds in which a thread of this process (as in `waited_for_core_s`) had a core, and in which it waited for one,
+    since it began; 0 and 0 where the system does not count."""
     path = _SCHEDSTAT if thread is None else Path(f"/proc/self/task/{thread}/schedstat")
     try:
-        return int(path.read_text().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
+        had, waited, *_ = path.read_text().split()
+        return int(had) / 1e9, int(waited) / 1e9
+    except (OSError, ValueError):
+        return 0.0, 0.0
 
 
 def seconds_on_core(run: Callable[[], object]) -> float:

@@ -22,11 +22,15 @@ def are_enough(batches: Batches) -> bool:
     return sum(spent_ns for _, spent_ns in batches.values()) / 1e9 >= _FEWEST_S
 
 
-def seconds_by_rows(batches: Batches, waited_s: float = 0.0) -> dict[int, float]:
-    """Seconds of one batch on the core, by its rows. ``waited_s``: how long the device thread waited for a core
-    meanwhile; each batch gets its share of it."""
-    busy_s = sum(spent_ns for _, spent_ns in batches.values()) / 1e9
-    on_core = max(1.0 - waited_s / busy_s, 0.1) if busy_s else 1.0
+def share_on_core(batches: Batches, had_s: float, waited_s: float) -> float:
+    """The share of the batches' time in which the device thread had a core, of those seconds in which it had one and in
+    which it waited for one: they are those of the other models' batches and of loading, too."""
+    busy_s = max(sum(spent_ns for _, spent_ns in batches.values()) / 1e9, had_s + waited_s)
+    return max(1.0 - waited_s / busy_s, 0.1) if busy_s else 1.0
+
+
+def seconds_by_rows(batches: Batches, on_core: float = 1.0) -> dict[int, float]:
+    """Seconds of one batch on the core, by its rows. ``on_core``: as `share_on_core`."""
     return {rows: on_core * spent_ns / 1e9 / count for rows, (count, spent_ns) in batches.items()}
 
 
@@ -46,12 +50,12 @@ def of_new_sizes(batches: Batches, expected: Mapping[int, float]) -> dict[int, t
     }
 
 
-def off_by(batches: Batches, expected: Mapping[int, float], waited_s: float = 0.0) -> float | None:
+def off_by(batches: Batches, expected: Mapping[int, float], on_core: float = 1.0) -> float | None:
     """The ratio of the batches' time to the expected time; None where batches of the expected sizes were too few.
 
-    ``expected``: seconds of one batch by rows; between two sizes a row costs the same.
+    ``expected``: seconds of one batch by rows; between two sizes a row costs the same. ``on_core``: as `share_on_core`.
     """
-    taken, new = seconds_by_rows(batches, waited_s), of_new_sizes(batches, expected)
+    taken, new = seconds_by_rows(batches, on_core), of_new_sizes(batches, expected)
     known = {rows: one for rows, one in batches.items() if rows not in new}
     if not are_enough(known):
         return None

@@ -21,7 +21,17 @@ from ..loading.tuned import way_of
 from ..traffic.loaded_version import LoadedVersion
 from ..traffic.served import ServedModel
 from .budget import MeasuringBudget
-from .live import OFF, Batches, are_enough, of_new_sizes, off_by, rows_per_batch, seconds_by_rows, since
+from .live import (
+    OFF,
+    Batches,
+    are_enough,
+    of_new_sizes,
+    off_by,
+    rows_per_batch,
+    seconds_by_rows,
+    share_on_core,
+    since,
+)
 from .rounds import Steps
 from .sweep import Decided, Machine, Sweep
 from .what_serves import Gone, Record
@@ -54,7 +64,7 @@ class Watched:
     seen: Batches = field(default_factory=dict)
     worked_s: float = 0.0
     batches: int = 0
-    waited_s: float = 0.0
+    on_core: tuple[float, float] = (0.0, 0.0)  # as `core_seconds` gives them
     looks_off: int = 0
     decided: Decided = field(default_factory=Decided)
 
@@ -85,6 +95,8 @@ class Remeasuring(threading.Thread):
         self._watched: dict[LoadedVersion, Watched] = {}
         self._steps: Steps[None] | None = None
         self._looked_s = float("-inf")
+        self._again_s = float("-inf")  # the next step is not before
+        self._calm = True  # no version was loaded since the last look: that takes cores, and the device
 
     def leave(self) -> None:
         """End the thread after its step; join it then."""
@@ -113,20 +125,26 @@ class Remeasuring(threading.Thread):
 
     def turn(self) -> float:
         """Do one step, if one is due and the budget allows it; gives the seconds until the next call."""
-        now_s = self._machine.clock()
+        now_s, busy = self._machine.clock(), self._busy()
+        self._calm = self._calm and not busy
         if now_s - self._looked_s >= LOOK_EVERY_S:
             self._looked_s = now_s
             self._look()
-        if self._busy():
+            self._calm = not busy
+        if busy:
             self.close()  # a rival that serves for a moment would serve for as long as a version is being loaded
             return LOOK_EVERY_S
+        if now_s < self._again_s:
+            return min(self._again_s - now_s, LOOK_EVERY_S)
         if self._steps is None:
             due = self._next_due()
             if due is None:
                 return LOOK_EVERY_S
             self._steps = self._sweep(due)
         try:
-            return min(next(self._steps), LOOK_EVERY_S)
+            wait_s = next(self._steps)
+            self._again_s = self._machine.clock() + wait_s
+            return min(wait_s, LOOK_EVERY_S)
         except StopIteration:
             self._steps = None
             return 0.0
@@ -148,7 +166,7 @@ class Remeasuring(threading.Thread):
                     present[loaded] = self._watched.get(loaded) or self._new(served, loaded)
         self._watched = present
         for one in present.values():
-            self._look_at(one)
+            self._look_at(one, self._calm)
             one.loaded.confirmed = one.rounds > 0
 
     def _new(self, served: ServedModel, loaded: LoadedVersion) -> Watched:
@@ -158,26 +176,31 @@ class Remeasuring(threading.Thread):
         if kept is not None and kept.setup == way.setup:  # else it is a tuning's
             rounds, expected, rows = kept.rounds, dict(kept.seconds), kept.rows
             due_s += _pause_s(rounds) if rounds else 0.0
-        seen, waited_s = loaded.counters().batches, self._waited_s()
-        return Watched(served, loaded, due_s, rounds, expected, rows, seen=seen, waited_s=waited_s)
+        seen, on_core = loaded.counters().batches, self._core_seconds()
+        return Watched(served, loaded, due_s, rounds, expected, rows, seen=seen, on_core=on_core)
 
-    def _waited_s(self) -> float:
-        return self._machine.waited_for_core_s(self._place.thread.native_id)
+    def _core_seconds(self) -> tuple[float, float]:
+        return self._machine.core_seconds(self._place.thread.native_id)
 
-    def _look_at(self, one: Watched) -> None:
-        batches, waited_s = one.loaded.counters().batches, self._waited_s()
+    def _look_at(self, one: Watched, calm: bool) -> None:
+        batches, (had_s, waited_s) = one.loaded.counters().batches, self._core_seconds()
         fresh = since(one.seen, batches)
-        off = off_by(fresh, one.expected, waited_s - one.waited_s)
-        if are_enough(new := of_new_sizes(fresh, one.expected)):
-            taken = seconds_by_rows(fresh, waited_s - one.waited_s)
-            one.expected |= {rows: taken[rows] for rows in new}
-        if are_enough(fresh):
-            one.rows = rows_per_batch(fresh)
-        one.seen, one.waited_s = batches, waited_s
+        on_core = share_on_core(fresh, had_s - one.on_core[0], waited_s - one.on_core[1])
+        one.seen, one.on_core = batches, (had_s, waited_s)
         one.worked_s += sum(spent_ns for _, spent_ns in fresh.values()) / 1e9
         one.batches += sum(count for count, _ in fresh.values())
+        if are_enough(fresh) and calm:
+            one.rows = rows_per_batch(fresh)
+            self._judge(one, fresh, on_core)
+
+    def _judge(self, one: Watched, fresh: Batches, on_core: float) -> None:
+        """Learn what batches take whose size was not measured, and note where the others take longer or shorter."""
+        off = off_by(fresh, one.expected, on_core)
+        if are_enough(new := of_new_sizes(fresh, one.expected)):
+            taken = seconds_by_rows(fresh, on_core)
+            one.expected |= {rows: taken[rows] for rows in new}
         # Between the steps of a sweep live batches find the caches full of other data.
-        if self._steps is not None or not are_enough(fresh):
+        if self._steps is not None:
             return
         has_grown = 0 < GROWN * one.confirmed_rows < one.rows
         is_off = off is not None and not 1 / OFF <= off <= OFF

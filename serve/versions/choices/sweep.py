@@ -16,7 +16,7 @@ from ....models.engines.cpu.row_shares import FEWEST_SHARED, LONG_ROW_SECONDS
 from ....models.engines.cpu.setup import PACKED_CONVOLUTIONS, SHARED_ROWS, CpuSetup
 from ....models.engines.engine import SHORT_SECONDS, Engine
 from ....models.errors import NotReady
-from ....models.machine.core_wait import Crowding, waited_for_core_s
+from ....models.machine.core_wait import Crowding, core_seconds
 from ....models.machine.processor import hardware
 from ....models.machine.usable_cores import usable_cores
 from ...batching.interface import PreparedVersion, ServableForm
@@ -78,7 +78,7 @@ class Machine:
     loading_clock: Callable[[], float] = time.thread_time
     free_bytes: Callable[[], int] = free_bytes
     tidy: Callable[[bool], None] = lambda exchanged: give_back() if exchanged else give_back_tried()
-    waited_for_core_s: Callable[[int | None], float] = waited_for_core_s
+    core_seconds: Callable[[int | None], tuple[float, float]] = core_seconds
     units: Callable[[], Collection[str]] = lambda: hardware().units()
 
 

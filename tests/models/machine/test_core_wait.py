@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from halfeven.models.machine import core_wait
-from halfeven.models.machine.core_wait import seconds_on_core, waited_for_core_s
+from halfeven.models.machine.core_wait import core_seconds, seconds_on_core, waited_for_core_s
 
 from tests.control_group_tree import UNIFIED, control_groups, of_version_1
 from tests.patience import PATIENCE_S
@@ -35,6 +35,13 @@ def test_two_threads_on_one_core_each_wait_for_the_other() -> None:
         thread.join(PATIENCE_S)
     assert len(waited) == 2
     assert max(waited) > 0.05
+
+
+@pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="this kernel does not count it")
+def test_the_time_on_a_core_is_the_threads_processor_time() -> None:
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000)
+    assert core_seconds()[0] == pytest.approx(time.thread_time(), abs=0.02)
+    assert core_seconds(threading.get_native_id())[0] == pytest.approx(time.thread_time(), abs=0.02)
 
 
 def test_a_kernel_that_does_not_count_it_means_no_waiting(

@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,6 +54,7 @@ class Stage:
     fault: Exception | None = None
     busy: bool = False
     crowded: bool = False
+    on_core: tuple[float, float] = (0.0, 0.0)
     slower: set[str] = field(default_factory=set)  # what a sweep that changes nothing finds clearly slower
 
     def after(self, seconds: float, serve: float = 0.0, each_s: float = 0.02, rows: int = 8) -> int:
@@ -83,7 +85,7 @@ def stage(version: Version, monkeypatch: pytest.MonkeyPatch) -> Stage:
         traffic=SimpleNamespace(stable=loaded, canary=None), exchanged=lambda loaded: None
     )
     place: Any = world
-    machine = Machine(lambda: True, world.clock, waited_for_core_s=lambda thread: 0.0)
+    machine = Machine(lambda: True, world.clock, core_seconds=lambda thread: made.on_core)
     thread = Remeasuring(place, lambda: [served], lambda *event: None, lambda: made.busy, machine)
     made = Stage(loaded, world, thread, served.traffic)
 
@@ -174,6 +176,43 @@ def test_after_a_change_it_is_measured_again_as_soon_as_it_has_served(stage: Sta
     assert stage.after(20, serve=20) == 1
     kept = kept_setup(version, "torch", "fp32", CPU)
     assert kept is not None and kept.rounds == 2, "what was replaced confirms nothing"
+
+
+def test_live_batches_beside_a_load_disagree_with_nothing(version: Version, stage: Stage) -> None:
+    keep_setup(
+        version, "torch", "fp32", CPU, SERVES.setup, [TimedSetup.of(SERVES.setup, {8: [0.02]})], rounds=6
+    )
+    stage.after(2, serve=2)
+    stage.busy = True
+    stage.after(4, serve=4, each_s=0.1)
+    stage.busy = False
+    stage.after(1, serve=1, each_s=0.1)
+    assert stage.loaded.confirmed, "a part of that look was beside the load"
+
+
+def test_waits_of_the_device_thread_beside_its_other_work_make_no_batch_seem_faster(
+    version: Version, stage: Stage
+) -> None:
+    keep_setup(
+        version, "torch", "fp32", CPU, SERVES.setup, [TimedSetup.of(SERVES.setup, {8: [0.02]})], rounds=6
+    )
+    for second in range(1, 5):
+        stage.on_core = 0.8 * second, 0.2 * second
+        stage.after(1, serve=0.3)
+    assert stage.loaded.confirmed
+
+
+def test_a_step_is_given_the_time_that_it_asks_for(stage: Stage) -> None:
+    began = list[float]()
+
+    def steps() -> Any:
+        while True:
+            began.append(stage.world.now)
+            yield 2.4
+
+    stage.remeasuring._steps = steps()
+    stage.after(10)
+    assert [later - earlier for earlier, later in pairwise(began)] == [3.0] * 3
 
 
 def test_what_was_settled_before_this_start_is_trusted_for_longer(version: Version, stage: Stage) -> None:

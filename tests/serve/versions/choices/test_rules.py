@@ -20,6 +20,7 @@ from halfeven.serve.versions.choices.live import (
     off_by,
     rows_per_batch,
     seconds_by_rows,
+    share_on_core,
     since,
 )
 from halfeven.serve.versions.choices.live_trial import LiveTrial, Window, live_gain
@@ -396,11 +397,27 @@ def test_live_batches_are_held_against_what_was_measured() -> None:
     fresh = since(before, now)
     assert fresh == {8: (10, 400_000_000), 32: (2, 200_000_000)}
     assert seconds_by_rows(fresh) == {8: 0.04, 32: 0.1}
-    assert seconds_by_rows(fresh, waited_s=0.3) == {8: pytest.approx(0.02), 32: pytest.approx(0.05)}
+    assert seconds_by_rows(fresh, on_core=0.5) == {8: pytest.approx(0.02), 32: pytest.approx(0.05)}
     assert off_by(fresh, {1: 0.005, 8: 0.04, 32: 0.1}) == pytest.approx(1.0)
     assert off_by(fresh, {1: 0.005, 8: 0.02, 32: 0.05}) == pytest.approx(2.0)
     assert off_by(fresh, {}) is None
     assert off_by({8: (2, 40_000_000)}, {8: 0.01}) is None, "so few batches say nothing"
+
+
+@pytest.mark.parametrize(
+    ("had_s", "waited_s", "share"),
+    [
+        (0.2, 0.1, 0.75),  # threads of the engine worked on while the device thread slept
+        (0.3, 0.1, 0.75),
+        (1.5, 0.5, 0.75),  # in batches of other models and in loading, too
+        (0.1, 3.9, 0.1),
+        (0.0, 0.0, 1.0),
+    ],
+)
+def test_a_models_batches_get_their_share_of_the_waits_of_the_device_thread(
+    had_s: float, waited_s: float, share: float
+) -> None:
+    assert share_on_core({8: (10, 400_000_000)}, had_s, waited_s) == pytest.approx(share)
 
 
 def test_batches_outside_of_every_expected_size_come_from_other_callers_and_are_not_off() -> None:
