@@ -1,5 +1,7 @@
 """Narrow values are answered as if the wide numbers had been sent, bit for bit, by every kind of engine."""
 
+from collections.abc import Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from halfeven.exporters.torch.onnx_form.export import write_onnx
+from halfeven.models.engines import wire_widening
+from halfeven.models.engines.cpu.setup import NO_SPINNING
 from halfeven.models.engines.engine import Engine
 from halfeven.models.engines.onnx_engine import OnnxEngine
 from halfeven.models.engines.torch_engine import TorchEngine
@@ -138,3 +142,32 @@ def test_an_engine_without_wire_datatypes_is_left_alone(net: Original) -> None:
     before = engine._module
     widened(engine, net.spec)
     assert engine._module is before
+
+
+@dataclass(eq=False)
+class Behind(Engine):
+    """An ONNX engine on a CPU, of which a test says what it allows and whether its batches are brief."""
+
+    form: str = "onnx"
+    precision: str = "fp32"
+    device: str = "cpu"
+    brief: bool = True
+    possible: Set[str] = frozenset({NO_SPINNING})
+    assemble_ns: int = 7
+
+    def run(self, parts: Any) -> list[np.ndarray]:
+        return [part[0] for part in parts]
+
+
+@pytest.mark.parametrize("brief", [True, False])
+@pytest.mark.parametrize(("seconds", "with_conversion"), [(5e-5, True), (5e-4, False)])
+def test_a_conversion_on_the_host_hides_nothing_that_the_engine_behind_tells(
+    brief: bool, seconds: float, with_conversion: bool, net: Original, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire_widening, "seconds_of", lambda run: [run(), seconds][1:])
+    engine = widened(Behind(brief=brief), wired(net, Wire("UINT8")))
+    assert engine.possible == {NO_SPINNING}
+    engine.warm_up([[drawn("UINT8", 1)], [np.array([[1]], np.int32)]])
+    assert engine.brief is (brief and with_conversion)
+    engine.run([[drawn("UINT8", 1)], [np.array([[1]], np.int32)]])
+    assert engine.assemble_ns > 7, "the conversion, and what the engine behind needed"
