@@ -42,9 +42,8 @@ FP32: Verdict = "fp32"
 REFUSED: Verdict = "refused"
 # Limits beyond these prove nothing, whatever a proof says.
 WIDEST_U, LOWEST_DB, LARGEST_SHARE = 64.0, 10.0, 0.5
-_TEMPORARY = (
-    ".halfeven-fp16-"  # folders of one run alone; those of a run that was killed go with the next one
-)
+# Folders of one run alone; those of a run that was killed go with the next one.
+_TEMPORARY = ".halfeven-fp16-"
 _FORMER = "former.proof"  # in the hidden folder: the proof that another takes the place of
 _AGAIN = "write it again from the model (halfeven fp16)"
 

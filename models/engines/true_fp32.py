@@ -15,7 +15,8 @@ def use_true_fp32() -> None:
     Torch has an older and a newer interface to the same settings, and convolution and recurrence keep their own: all
     are set, the older first, so that both read the same (docs.pytorch.org, notes/cuda, "TensorFloat-32").
 
-    Raises BadSetting where an environment variable makes oneDNN compute in less, which no setting of torch changes.
+    Raises BadSetting where an environment variable makes oneDNN compute FP32 less precisely: no setting of torch
+    changes that.
     """
     refuse_lesser_fp32()
     torch.set_float32_matmul_precision("highest")

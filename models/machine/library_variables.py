@@ -1,8 +1,9 @@
 """Environment variables of others that would make libraries compute otherwise than halfeven says.
 
-oneDNN computes FP32 in a lesser type where `FPMATH` say so, and no setting of torch forbids it. OpenMP binds the thread
-that imports torch to one processor where `BINDING` say so: the threads that are started later inherit that, and the
-process seems to have one core. Libraries read both when they are loaded, or at their first operation.
+oneDNN computes FP32 in a less precise type where those in `FPMATH` ask for it, and no setting of torch forbids it.
+OpenMP binds the thread that imports torch to one processor where those in `BINDING` ask for it: the threads that are
+started later inherit that, and the process seems to have one core. Libraries read both when they are loaded, or at
+their first operation.
 
 A process of ours takes such variables out before it imports torch or numpy, and says so. A process of the user's keeps
 them: `refuse_lesser_fp32` refuses there, and the number of cores is read with a warning.
@@ -26,10 +27,10 @@ _UNBOUND = {"", "false", "none", "disabled"}
 
 
 def take_out(environment: MutableMapping[str, str]) -> None:
-    """Remove the variables that compute FP32 in less, and those that bind threads, with a warning each."""
+    """Remove the variables that make oneDNN compute FP32 less precisely or bind threads, with a warning for each."""
     for setting in _lesser_fp32(environment):
         del environment[setting.partition("=")[0]]
-        warn_once(f"{setting} is not used: it would make oneDNN compute FP32 in a lesser type")
+        warn_once(f"{setting} is not used: it would make oneDNN compute FP32 in a less precise type")
     for setting in bindings(environment):
         del environment[setting.partition("=")[0]]
         warn_once(
@@ -39,13 +40,13 @@ def take_out(environment: MutableMapping[str, str]) -> None:
 
 
 def refuse_lesser_fp32(environment: Mapping[str, str] = os.environ) -> None:
-    """Raise BadSetting where oneDNN computes FP32 in a lesser type in this process."""
+    """Raise BadSetting where oneDNN computes FP32 in a less precise type in this process."""
     read = next((name for name in FPMATH if environment.get(name)), "")
     for setting in _lesser_fp32(environment):
         if setting.startswith(f"{read}="):
             raise BadSetting(
-                f"{setting} makes oneDNN compute FP32 in a lesser type, so that nothing could be proven against FP32 "
-                "or answered in it; expected STRICT: unset the variable before the process starts"
+                f"{setting} makes oneDNN compute FP32 in a less precise type, so that nothing could be proven against "
+                "FP32 or answered in it; expected STRICT: unset the variable before the process starts"
             )
 
 

@@ -26,10 +26,8 @@ from .store_writer import StoreWriter
 _ALIAS, _FOLLOWED = "live", ".live-of-the-store"
 _SELFTEST = "selftest.json"
 _TUNED = "tuned"
-_MEASURED_BY_SERVERS = (
-    "setups-",
-    "ceiling-",
-)  # of the files there: each server has its own; the others are tunings
+# The beginnings of the names of files there that each server has of its own; the others are tunings.
+_MEASURED_BY_SERVERS = ("setups-", "ceiling-")
 
 
 class ReadOnlyStore(Conflict):

@@ -16,9 +16,8 @@ from ..batching.interface import IndexEntry
 from .traffic.served import ServedModel
 
 MOST_SECONDS = 30.0
-_MOST_DOUBLINGS = (
-    10  # more than `MOST_SECONDS` allows; 1,024, after nine hours of tries, are no float any more
-)
+# More than `MOST_SECONDS` allows. 2 to the power of 1,024, after nine hours of tries, is no float any more.
+_MOST_DOUBLINGS = 10
 AGAIN = f"it is tried again when one of its files changes, and at least every {MOST_SECONDS:g} s"
 _ALIAS = "live"
 Stamp = tuple[tuple[str, int, int, int], ...]

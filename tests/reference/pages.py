@@ -205,10 +205,10 @@ def environment() -> str:
             "`XDG_CACHE_HOME` (state "
             "beside a store that is only read), `RAY_ADDRESS` ([Ray](../ray.md)), `ONEDNN_MAX_CPU_ISA`, "
             "`CUDA_VISIBLE_DEVICES`. `HF_HUB_OFFLINE` and what switches telemetry of libraries off are set by "
-            "halfeven itself. Commands take variables that compute FP32 in less (`ONEDNN_DEFAULT_FPMATH_MODE`, "
-            "`DNNL_DEFAULT_FPMATH_MODE`) or bind threads to processors (`OMP_PROC_BIND`, `OMP_PLACES`, "
-            "`GOMP_CPU_AFFINITY`, `KMP_AFFINITY`) out of their process, with a warning; the Python API refuses the "
-            "first and warns of the second.\n",
+            "halfeven itself. Commands take variables that make oneDNN compute FP32 in a less precise type "
+            "(`ONEDNN_DEFAULT_FPMATH_MODE`, `DNNL_DEFAULT_FPMATH_MODE`) or bind threads to processors "
+            "(`OMP_PROC_BIND`, `OMP_PLACES`, `GOMP_CPU_AFFINITY`, `KMP_AFFINITY`) out of their process, with a "
+            "warning; the Python API refuses the first and warns of the second.\n",
         ]
     )  # fmt: skip
 

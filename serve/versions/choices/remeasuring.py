@@ -42,7 +42,7 @@ FIRST_S, LONGEST_S = 60.0, 6 * 3600.0  # from a sweep that confirmed the choice 
 AGAIN_S = 15.0  # from one that was disturbed, or left out what was decided before: it confirms nothing
 WORKED_S, WORKED_BATCHES = 2.0, 1000  # of which one suffices: a version that serves nobody is not measured
 CONFIRMS = 2  # rounds of a sweep that changed nothing
-_MOST_DOUBLINGS = 20  # more than `LONGEST_S` allows; 1,024 are no float any more
+_MOST_DOUBLINGS = 20  # more than `LONGEST_S` allows; 2 to the power of 1,024 is no float any more
 GROWN = 2.0  # times as many rows in a batch as when the choice was confirmed: such a load is new
 
 

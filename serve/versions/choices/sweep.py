@@ -16,6 +16,7 @@ from ....models.engines.cpu.row_shares import FEWEST_SHARED, LONG_ROW_SECONDS
 from ....models.engines.cpu.setup import PACKED_CONVOLUTIONS, SHARED_ROWS, CpuSetup
 from ....models.engines.engine import SHORT_SECONDS, Engine
 from ....models.errors import NotReady
+from ....models.machine.control_groups import free_bytes
 from ....models.machine.core_wait import Crowding, core_seconds
 from ....models.machine.processor import hardware
 from ....models.machine.usable_cores import usable_cores
@@ -24,7 +25,7 @@ from ...batching.place import Place
 from ..loading.candidate_forms import NEAR, VersionHere
 from ..loading.cpu_choice import CROWDED, Parts, TimedSetup, batch_seconds, mean
 from ..loading.kept_setups import KeptSetup, keep_setup, kept_setup
-from ..loading.release import free_bytes, give_back, give_back_tried
+from ..loading.release import give_back, give_back_tried
 from ..loading.tuned import Way
 from ..traffic.loaded_version import LoadedVersion
 from .budget import MeasuringBudget

@@ -17,6 +17,7 @@ from ....models.engines.engine import HALF_MUST_GAIN, Engine
 from ....models.engines.faults import give_back_cached_memory
 from ....models.engines.load import load_half, load_original
 from ....models.errors import EngineFailed, NotReady
+from ....models.machine.control_groups import free_bytes
 from ....models.machine.core_wait import Crowding, seconds_on_core
 from ....models.spec.buckets import buckets_of
 from ....models.spec.spec import ModelSpec
@@ -25,7 +26,7 @@ from ...batching.ceiling import Ceiling
 from ...batching.place import Place
 from .cpu_choice import CROWDED
 from .invariance import batch_invariance
-from .release import free_bytes, give_back, give_back_tried
+from .release import give_back, give_back_tried
 from .useful_rows import AHEAD, ONE_BY_ONE, batch_sizes, measure_useful_rows, shortest_seconds
 from .warming import warm
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from torch.fx import graph_module
 
-from ....models.machine.control_groups import free_bytes as free_bytes
-
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # mallopt's words, <malloc.h>
 _FROM_THE_HEAP = 32 << 20  # bytes; the most that glibc takes for the second (HEAP_MAX_SIZE / 2)
 _KEPT = 64 << 20  # bytes at the heap's end that wait for the next batch

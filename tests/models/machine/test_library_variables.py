@@ -1,5 +1,5 @@
-"""Variables that let libraries compute FP32 in less, or on one processor, are taken out of our processes by name, and
-refused or named in a process of the user's."""
+"""Variables that let libraries compute FP32 less precisely, or on one processor, are taken out of our processes by
+name, and refused or named in a process of the user's."""
 
 import logging
 import os
