@@ -32,6 +32,7 @@ from ..inputs.synthetic import generate, in_range, range_of, with_smaller_intege
 from ..on_device.environment import environment
 from ..onnx.conversion import NotPlanned, read_foreign
 from ..onnx.forms import foreign_subject
+from ..onnx.reading.bounded_file import external_files, read_graph
 from ..proof.maker import Maker, Notify
 from ..proof.prove import MAX_JUDGED
 from ..proof.subject import CPU, Subject
@@ -224,15 +225,16 @@ def _foreign(
 
 def _holds(version: Version) -> bool:
     """True if the version that was made of an unchanged model folder can be kept: none of the version's files is
-    damaged, and for a live version the Python files that it imports from outside the folder have not changed. Those
-    are not in the fingerprint."""
+    damaged, and the Python files that the model imports have not changed. Those that lie outside of the folder are not
+    in the fingerprint: only running the model's code says which they are."""
     try:
         for file in version.manifest["files"]:
             version.opened(file).close()
     except DamagedFile:
         return False
     if not version.has(LIVE_FILE):
-        return True
+        imported = version.manifest.get("imported", {})  # a version of an earlier release has none
+        return all(Path(file).is_file() and sha256_of(Path(file)) == sha for file, sha in imported.items())
     from ...models.engines.live_engine import is_current
 
     return is_current(version)
@@ -334,7 +336,7 @@ def _fingerprint(folder: ModelFolder, options: Options) -> str:
     given = folder.precision, folder.guessed, options, here
     digest = hashlib.sha256(repr(given).encode())
     named = [path for path in (folder.samples, options.samples, *folder.source_files) if path]
-    named += (*folder.weight_files, *folder.net_weights)
+    named += (*folder.weight_files, *folder.net_weights, *_external_data(folder))
     found = (file for path in named for file in (path.rglob("*") if path.is_dir() else (path,)))
     files = {file for file in found if file.is_file()}
     if folder.guessed is None:  # what lies beside a bare file is not the model's
@@ -342,7 +344,17 @@ def _fingerprint(folder: ModelFolder, options: Options) -> str:
         files |= {p for p in files_of(folder.folder) if p.is_file() and p.suffix in counts}
     for path in sorted(files):
         digest.update(f"\0{path}\0{sha256_of(path)}".encode(errors="surrogateescape"))
+    if labels := [tensor.labels for tensor in folder.spec.outputs if tensor.labels]:
+        digest.update(repr(labels).encode(errors="surrogateescape"))  # their file may have any suffix
     return digest.hexdigest()
+
+
+def _external_data(folder: ModelFolder) -> Iterable[Path]:
+    """The files beside an ONNX file that hold its weights. Raises BadFolder for a file that cannot be read."""
+    if folder.kind != "onnx":
+        return ()
+    file = folder.folder / folder.source
+    return external_files(file, read_graph(file)).values()
 
 
 def check_signature(spec: ModelSpec, newest: Version | None, may_change: bool = False) -> None:

@@ -350,7 +350,7 @@ def captured_subject(
         precision=asked.precision,
         forms=forms,
         source=asked.guessed or asked.folder,
-        origin=origin,
+        origin={**origin, "imported": dict(captured.imported)},
         notes=(*asked.notes, *captured.notes),
         search=search,
         device=device,

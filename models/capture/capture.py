@@ -47,11 +47,13 @@ CHILD, DESCRIBING = "halfeven.models.capture.child", "halfeven.models.capture.de
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """An FP32 program with its weights, the spec with the sizes that the capture found, and notes for the operator."""
+    """An FP32 program with its weights, the spec with the sizes that the capture found, notes for the operator, and the
+    SHA-256 of each Python file of the operator's that was imported."""
 
     program: ExportedProgram
     spec: ModelSpec
     notes: tuple[str, ...]
+    imported: Mapping[str, str]
 
 
 def capture(folder: ModelFolder, samples: Mapping[str, np.ndarray]) -> Captured:
@@ -67,10 +69,8 @@ def capture(folder: ModelFolder, samples: Mapping[str, np.ndarray]) -> Captured:
         )
     with tempfile.TemporaryDirectory(prefix="halfeven-capture-") as name:
         out = Path(name)
-        save_file(
-            {key: np.ascontiguousarray(value[:8]) for key, value in samples.items()},
-            out / "samples.safetensors",
-        )
+        first = {key: np.ascontiguousarray(value[:8]) for key, value in samples.items()}
+        save_file(first, out / "samples.safetensors")
         request = _request(folder, out)
         result = _result_of(CHILD, request, folder.module)
         weights = load_file(out / "weights.safetensors")  # tied ones are stored once and stay one
@@ -79,7 +79,7 @@ def capture(folder: ModelFolder, samples: Mapping[str, np.ndarray]) -> Captured:
     spec = _exact(folder.spec, result["dims"]).with_max_batch_size(result["max_batch_size"])
     spec = _with_outputs(program, spec, folder.guessed is not None)
     spec = with_ranges(spec, runnable(program))
-    return Captured(program, spec, tuple(result["notes"]))
+    return Captured(program, spec, tuple(result["notes"]), result.get("imported", {}))
 
 
 def describe(

@@ -28,6 +28,7 @@ _KINDS = {
     "row_operations": int,
     "around": dict,
     "source": dict,
+    "imported": dict,
 }
 _AROUND = ("nodes", "recorded", "read")
 _KEYS = {"whole_because": "original_because", "accuracy_whole": "accuracy_original"}

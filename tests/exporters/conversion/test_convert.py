@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from halfeven.exporters.conversion.convert import Conversion, Options, _samples, convert
+from halfeven.exporters.conversion.convert import Conversion, Options, _fingerprint, _samples, convert
 from halfeven.exporters.conversion.road import travel
 from halfeven.exporters.inputs import drifted_inputs
 from halfeven.exporters.inputs.drifted_inputs import folder_of, keep_input
@@ -18,7 +18,7 @@ from halfeven.models.store.store import Store
 
 from tests.conversions import samples_of
 from tests.corpus import captured
-from tests.model_folders import LINEAR, write_folder
+from tests.model_folders import LINEAR, tensor, write_folder
 
 
 def converted(folder: Path, store: Path) -> Conversion:
@@ -112,6 +112,33 @@ def build():
     weights = "weights.safetensors"
     assert first.manifest["files"][weights] != again.version.manifest["files"][weights]
     assert converted(folder, tmp_path / "store").unchanged
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [["../src"], []])
+def test_code_that_is_imported_from_outside_the_folder_is_part_of_the_model(
+    path: list[str], tmp_path: Path
+) -> None:
+    """The code's place is in the folder's ``path``, or the model's own code adds it to ``sys.path``."""
+    own = "" if path else f"import sys\nsys.path.append({str(tmp_path / 'src')!r})\n"
+    folder = write_folder(tmp_path / "net", f"{own}from layers import build as build", path=path)
+    (layers := tmp_path / "src" / "layers.py").parent.mkdir()
+    layers.write_text(LINEAR)
+    first = converted(folder, tmp_path / "store").version
+    (layers.parent / "other.py").write_text("changed = True")  # nothing imports it
+    assert converted(folder, tmp_path / "store").unchanged
+    layers.write_text(LINEAR.replace("Tanh", "ReLU"))
+    again = converted(folder, tmp_path / "store")
+    assert not again.unchanged and again.version.digest != first.digest
+    assert {Path(file).resolve() for file in first.manifest["imported"]} == {folder / "model.py", layers}
+
+
+def test_changed_labels_are_part_of_the_folder_whatever_their_file_is_called(tmp_path: Path) -> None:
+    outputs = [tensor("y", "FP32", [-1, 3], kind="logits", labels_file="coco.names")]
+    folder = write_folder(tmp_path / "net", LINEAR, outputs=outputs, files={"coco.names": "a\nb\nc\n"})
+    before = _fingerprint(read_folder(folder), Options())
+    (folder / "coco.names").write_text("a\nb\nd\n")
+    assert _fingerprint(read_folder(folder), Options()) != before
 
 
 def test_a_note_says_how_many_samples_are_more_than_are_judged(tmp_path: Path) -> None:
