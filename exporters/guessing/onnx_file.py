@@ -319,7 +319,7 @@ def _needed(tensor: TensorSpec, tried: Tried) -> str:
 
 def _symbol(value: ValueInfoProto, axis: int) -> str | None:
     name = value.type.tensor_type.shape.dim[axis].dim_param
-    return name if name.isidentifier() and not name.startswith("unk__") else None
+    return name if Dim.is_name(name) and not name.startswith("unk__") else None
 
 
 def _output(value: ValueInfoProto, array: np.ndarray, batch: int | None) -> TensorSpec:

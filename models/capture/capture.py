@@ -266,7 +266,7 @@ def _equal_names(spec: ModelSpec, found: Sequence[Sequence[Any]]) -> dict[str, s
                 continue
             if dim.name is not None:
                 names.setdefault(size[0], dim.name)
-            elif size[0] in seen and size[0].isidentifier():
+            elif size[0] in seen and Dim.is_name(size[0]):
                 names.setdefault(size[0], size[0])
             seen.add(size[0])
     return names

@@ -57,6 +57,11 @@ class Dim:
             'bounds ("1..512"), a name ("length") or both ("length=2..512")'
         )
 
+    @staticmethod
+    def is_name(symbol: str) -> bool:
+        """True for a text that `parse` reads as a name: a graph may have symbols that are none."""
+        return (match := _FREE.fullmatch(symbol)) is not None and match["name"] == symbol
+
     @property
     def fixed(self) -> bool:
         return self.minimum == self.maximum
@@ -147,12 +152,9 @@ class TensorSpec:
         if len(shape) == len(self.shape):
             for axis, (dim, size) in enumerate(zip(self.shape, shape, strict=True)):
                 if not size and not dim.fixed:
-                    row = batched and axis == self.batch_axis
-                    return (
-                        "; a batch has at least one row"
-                        if row
-                        else f"; axis {axis} has at least {dim.minimum}"
-                    )
+                    if batched and axis == self.batch_axis:
+                        return "; a batch has at least one row"
+                    return f"; axis {axis} has at least {dim.minimum}"
         return ""
 
     def output_fault(self, shape: Sequence[int], datatype: str) -> str | None:

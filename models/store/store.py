@@ -136,7 +136,7 @@ class Version:
         """The result of ``found`` for one JSON file. Raises DamagedFile also where a conversion writes no such file."""
         try:
             return found(self.json(file))
-        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError, BadInput) as error:
             said = f"has not what a conversion writes ({type(error).__name__}: {str(error)[:200]})"
             raise DamagedFile(f"{self.folder / file} {said}; {restored()}") from error
 

@@ -148,7 +148,7 @@ def _named_alike(spec: ModelSpec, tensors: Sequence[TensorSpec], values) -> tupl
     shapes = [list(tensor.shape) for tensor in tensors]
     for symbol, shared in places.items():
         known = next((shapes[i][a].name for i, a in shared if shapes[i][a].name), None)
-        name = known or (symbol if len(shared) > 1 and symbol.isidentifier() else None)
+        name = known or (symbol if len(shared) > 1 and Dim.is_name(symbol) else None)
         for i, a in shared:
             if name and not shapes[i][a].fixed and shapes[i][a].name is None:
                 shapes[i][a] = replace(shapes[i][a], name=name)

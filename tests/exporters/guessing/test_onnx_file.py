@@ -97,6 +97,14 @@ def test_a_free_axis_written_as_minus_1_is_free(tmp_path: Path) -> None:
     assert shapes(guessed(tmp_path, model)) == [[-1, 8], [-1, 4]]
 
 
+@pytest.mark.slow
+def test_a_free_axis_whose_symbol_is_no_name_in_model_toml_is_free_without_one(tmp_path: Path) -> None:
+    model = parsed("g (float[n,t] x) => (float[n,t] y) { y = Relu(x) }")
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[1].dim_param = "长度"
+    assert shapes(guessed(tmp_path, model))[0] == [-1, -1]
+
+
 HIDDEN = "g (float[n,8] x) => (float[n,8] y) { h = Neg(x) y = Relu(h) }"
 
 

@@ -192,6 +192,18 @@ def test_free_dimensions_become_what_the_graph_says(tmp_path: Path) -> None:
     assert [t.describe_shape() for t in spec.inputs] == ["[-1,6]", "[-1,t,8]", "[-1,t,8]"]
 
 
+def test_a_symbol_that_no_stored_spec_may_have_names_no_dimension(tmp_path: Path) -> None:
+    """It is a name in Python, and none in model.toml or spec.json."""
+    model = linear(
+        "g (float[n,t,8] x, float[n,t,8] z) => (float[n,t,8] y) { h = MatMul(x, w) s = Add(h, z) y = Relu(s) }"
+    )
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[1].dim_param = "长度"
+    spec = held(tmp_path, model, lambda s: s)
+    assert ModelSpec.from_json(spec.to_json()).inputs == spec.inputs
+    assert [tensor.describe_shape() for tensor in spec.inputs] == ["[-1,-1,8]"] * 2
+
+
 def test_a_graph_for_one_row_is_served_one_row_at_a_time(tmp_path: Path) -> None:
     one = linear("g (float[1,8] x) => (float[1,8] y) { h = MatMul(x, w) y = Relu(h) }")
     free = replace(

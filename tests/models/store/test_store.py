@@ -546,6 +546,19 @@ def test_a_spec_that_is_not_json_is_refused_by_name(store: Store) -> None:
         version.spec()
 
 
+def test_a_spec_with_a_dimension_that_is_none_is_refused_by_name(store: Store) -> None:
+    """An earlier release wrote a symbol of an ONNX file that no dimension may have."""
+    written = SPEC.to_json()
+    written["inputs"][0]["shape"][1] = "长度"
+    with store.draft("net") as draft:
+        draft.write_json("spec.json", written)
+        version = draft.publish(LIVE, {})
+    with pytest.raises(
+        DamagedFile, match=r"spec\.json has not what a conversion writes.*the dimension '长度'"
+    ):
+        version.spec()
+
+
 def test_others_may_read_what_was_published(store: Store) -> None:
     """safetensors and mkstemp write files that only their owner may read; the server may be another user."""
     umask = os.umask(0o077)
