@@ -10,20 +10,22 @@ What would change the store itself (promoting, rolling back, training, convertin
 """
 
 import hashlib
+import json
 import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from ...models.errors import BadSetting, Conflict, HalfevenError, StoreUnusable
+from ...models.errors import BadSetting, Conflict, DamagedFile, HalfevenError, StoreUnusable
 from ...models.files.durable import replace_text
-from ...models.files.stored_json import stored_bytes
+from ...models.files.stored_json import stored_bytes, stored_json
 from ...models.store.store import Store
 from .roster import Roster, logger
 from .store_writer import StoreWriter
 
 _ALIAS, _FOLLOWED = "live", ".live-of-the-store"
+_DIGESTS = ".digests-of-the-store"  # JSON: the number of a version → its digest
 _SELFTEST = "selftest.json"
 _TUNED = "tuned"
 # The beginnings of the names of files there that each server has of its own; the others are tunings.
@@ -55,7 +57,8 @@ def state_folder(store: Store, given: Path | None) -> Path | None:
 
 
 class LinkedStore:
-    """The store as this server sees it, in its state folder. Raises BadSetting where that may not be written."""
+    """The store as this server sees it, in its state folder. Raises BadSetting where that may not be written, or has
+    the state of another store."""
 
     def __init__(self, source: Store, folder: Path) -> None:
         self.source, self.store = source, Store(folder)
@@ -70,6 +73,35 @@ class LinkedStore:
                 f"the state folder {folder} cannot be written: {getattr(error, 'strerror', None) or error}; give "
                 "--state (or HALFEVEN_STATE) a folder that this user may write"
             ) from error
+        self._hold_to_one_store()
+
+    def _hold_to_one_store(self) -> None:
+        """Remove the links of an earlier start to a place where the store is no more: `follow` makes them anew. Raises
+        BadSetting where the versions there were not those of this store. Their proofs, orders and figures are not
+        about this store's versions of the same numbers."""
+        links = [link for link in self._models.glob("*/[1-9]*") if link.is_symlink()]
+        moved = [link for link in links if link.readlink() != self._from / link.parent.name / link.name]
+        alike = {self._is_same(link.parent.name, link.name) for link in moved} - {None}
+        if moved and alike != {True}:
+            before = moved[0].readlink().parent.parent.parent
+            raise BadSetting(
+                f"the state folder {self.store.root} has the state of the store {before}, and not of "
+                f"{self.source.root}, whose versions are others; give --state (or HALFEVEN_STATE) another folder, or "
+                "delete this one"
+            )
+        for link in moved:
+            link.unlink()
+
+    def _is_same(self, name: str, number: str) -> bool | None:
+        """True if a version that was followed has the same digest in the store as it is now; None where one of the two
+        digests is not known."""
+        known = _digests_in(self._models / name).get(number)
+        try:
+            return self.source.version(name, int(number)).digest == (
+                known or self.store.version(name, int(number)).digest
+            )
+        except HalfevenError:
+            return None
 
     def follow(self) -> None:
         """Take over what has changed in the store since. Raises OSError where the store cannot be listed."""
@@ -101,12 +133,22 @@ class LinkedStore:
         for number in numbers:
             with suppress(FileExistsError):
                 (here / number).symlink_to(there / number, target_is_directory=True)
+        self._note_digests(name, numbers)
         self._follow_alias(there / _ALIAS, here)
         for file in there.iterdir():
             if not file.name.startswith(".") and file.name != _ALIAS:
                 _take_over(file, here / file.name)
         if (tuned := there / _TUNED).is_dir():
             self._follow_tuned(tuned, here / _TUNED)
+
+    def _note_digests(self, name: str, numbers: set[str]) -> None:
+        """Note the digest of each version, by which the store is known again where it lies elsewhere."""
+        known, noted = _digests_in(self._models / name), dict[str, str]()
+        for number in numbers:
+            with suppress(DamagedFile):
+                noted[number] = known.get(number) or self.source.version(name, int(number)).digest
+        if noted != known:
+            replace_text(self._models / name / _DIGESTS, json.dumps(noted))
 
     def _follow_tuned(self, there: Path, here: Path) -> None:
         """Take over what was measured, and a tuning whenever it is made anew: what this server corrected in one that it
@@ -128,6 +170,15 @@ class LinkedStore:
         else:
             (here / _ALIAS).unlink(missing_ok=True)
         replace_text(followed, text)
+
+
+def _digests_in(folder: Path) -> dict[str, str]:
+    """The digests that were noted of a model's versions, by number; none where the file is damaged or not there."""
+    try:
+        found = stored_json(folder / _DIGESTS)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _take_over(file: Path, target: Path, again: bool = False) -> None:

@@ -204,6 +204,31 @@ def test_a_model_that_one_look_misses_keeps_what_this_server_wrote(store: Store,
     assert not note.parent.exists()
 
 
+def test_the_state_of_one_store_is_not_taken_for_another_store(store: Store, tmp_path: Path) -> None:
+    """Each has a net@1, and the links would go on to lead to the first store's."""
+    LinkedStore(store, tmp_path / "state").follow()
+    other = Store(tmp_path / "other")
+    other.promote(publish(other, of=spec(), source={"source": "another"}, report="another"))
+    with pytest.raises(
+        BadSetting, match=f"state of the store {store.root}, and not of {other.root}.*--state"
+    ):
+        LinkedStore(other, tmp_path / "state")
+    store.root.rename(tmp_path / "away")  # then the links lead nowhere
+    with pytest.raises(BadSetting, match=f"state of the store {store.root}, and not of {other.root}"):
+        LinkedStore(other, tmp_path / "state")
+
+
+def test_a_store_that_is_mounted_elsewhere_keeps_its_state(store: Store, tmp_path: Path) -> None:
+    linked = LinkedStore(store, tmp_path / "state")
+    linked.follow()
+    (note := tmp_path / "state/models/net/drifted-1.json").write_text("{}")
+    moved = Store(store.root.rename(tmp_path / "elsewhere"))
+    linked = LinkedStore(moved, tmp_path / "state")
+    linked.follow()
+    assert note.exists() and linked.store.numbers("net") == moved.numbers("net")
+    assert (tmp_path / "state/models/net/1").readlink() == moved.root / "models/net/1"
+
+
 def test_where_the_state_goes(
     store: Store, read_only: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
