@@ -31,8 +31,9 @@ MOST_KEPT = 32  # the newest
 
 @dataclass(frozen=True, slots=True)
 class DeviceProof:
-    """``form`` and ``digest``: of the half's file; ``buckets``: the sizes that batches are filled up to there (empty:
-    any size is run); ``batch_sizes``: those that were judged; ``at``: ISO 8601; ``kernels``: as `kernels_of`."""
+    """``form`` and ``digest``: of the half (`Version.sha256_of_form`); ``buckets``: the sizes that batches are filled
+    up to there (empty: any size is run); ``batch_sizes``: those that were judged; ``at``: ISO 8601; ``kernels``: as
+    `kernels_of`."""
 
     form: str
     digest: str
@@ -108,7 +109,7 @@ def _proof(
 ) -> DeviceProof:
     return DeviceProof(
         form,
-        version.sha256(file),
+        version.sha256_of_form(file),
         environment(device),
         list(buckets_of(version.spec(), str(device))),
         list(report.batch_sizes) if report else [],

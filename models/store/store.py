@@ -25,7 +25,7 @@ from ..files.stored_json import Opener, json_of, stored_bytes
 from ..folder.model_name import NAME
 from .manifest import LIVE as LIVE
 from .manifest import REFUSED as REFUSED
-from .manifest import in_present_words, name_in, read_manifest, restored, write_manifest
+from .manifest import digest_of, in_present_words, name_in, read_manifest, restored, write_manifest
 from .promotions import Promotions, alias_lock, read_promotions, record_promotion
 from .reserve import with_reserve
 
@@ -79,6 +79,13 @@ class Version:
         if name not in self.manifest["files"]:
             raise DamagedFile(f"{self} has no file '{file}': it holds {sorted(self.manifest['files'])}")
         return self.manifest["files"][name]
+
+    def sha256_of_form(self, file: str) -> str:
+        """The SHA-256 of a form's file. An ONNX file of 2 GB and more has its weights in a second file: then a digest
+        over both. Raises DamagedFile as `sha256`."""
+        beside = f"{file}.data"
+        both = {file: self.sha256(file), **({beside: self.sha256(beside)} if self.has(beside) else {})}
+        return digest_of(both) if len(both) > 1 else both[file]
 
     def file(self, file: str) -> Path:
         """The path of one file, after its bytes were checked against the manifest: for readers that need a path, for a

@@ -82,7 +82,7 @@ def make_ready(version: Version, place: Place, replaces: PreparedVersion | None 
     most = min(chosen.useful_rows or chosen.most_rows, chosen.most_rows)
     return PreparedVersion(
         version=str(version.number),
-        digest=version.sha256(chosen.file),
+        digest=version.sha256_of_form(chosen.file),
         precision=chosen.engine.precision,
         useful_rows=chosen.useful_rows,
         engine=chosen.engine,
@@ -124,7 +124,7 @@ def _servable(here: VersionHere, halves: list[CandidateForm]) -> list[ServableFo
         return ServableForm(
             form,
             precision,
-            version.sha256(file),
+            version.sha256_of_form(file),
             sum(path.stat().st_size for path in (version.path(file), weights) if path.is_file()),
             lambda setup: widened(here.engine(form, precision, setup), here.spec),
         )

@@ -149,7 +149,7 @@ class LoadedVersion:
             if half.original is None or self._closed:
                 return False
             file = ORIGINALS.get(half.original.form, "")
-            digest = self.version.sha256(file) if self.version.has(file) else half.digest
+            digest = self.version.sha256_of_form(file) if self.version.has(file) else half.digest
             setup = None if half.setup is None else getattr(half.original, "setup", None)
             original = replace(
                 half,
