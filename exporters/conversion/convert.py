@@ -111,9 +111,13 @@ def _converted(folder: Path | ModelFolder, store: Store, options: Options, notif
     store.promotions(asked.spec.name)  # raises now where the file is damaged, and not after the conversion
     folder_digest = _fingerprint(asked, replace(options, all_forms=False))
     kept = drifted_digests(store, asked.spec.name)
-    newest = next(_readable(store, asked.spec.name), None)
+    newest = next(readable_versions(store, asked.spec.name), None)
     known = max(store.numbers(asked.spec.name), default=0)  # two commands may convert one folder at once
-    made = (version for version in _readable(store, asked.spec.name) if version.manifest.get("fingerprint"))
+    made = (
+        version
+        for version in readable_versions(store, asked.spec.name)
+        if version.manifest.get("fingerprint")
+    )
     converted = next(made, None)
     if converted is not None and _is_of(converted, folder_digest, kept) and _holds(converted):
         _make_active_if_cut_off(converted, store, notify)
@@ -240,7 +244,7 @@ def _holds(version: Version) -> bool:
     return is_current(version)
 
 
-def _readable(store: Store, name: str) -> Iterator[Version]:
+def readable_versions(store: Store, name: str) -> Iterator[Version]:
     """The versions, the newest first; not those whose manifest or spec is damaged, which are to be made again. Raises
     NewerFormat for a version of a later release. Fine-tuned versions have no fingerprint."""
     for number in reversed(store.numbers(name)):

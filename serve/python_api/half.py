@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...exporters.conversion.convert import Conversion, check_signature
+from ...exporters.conversion.convert import Conversion, check_signature, readable_versions
 from ...exporters.exported.folder import export
 from ...exporters.graph.actions import Kept
 from ...exporters.half_files.half_file import Verdict, verdict_of
@@ -116,10 +116,11 @@ class Half:
     def save(self, store: str | os.PathLike[str]) -> "Half":
         """Publish the version in a store, under its next number, and make it active there unless it is refused.
 
-        Raises StoreUnusable, and BadInput where the newest version there has other inputs or outputs.
+        Raises StoreUnusable, and BadInput where the newest version there that is not damaged has other inputs or
+        outputs.
         """
         target = store_at(Path(store), "the version")
-        check_signature(self.version.spec(), target.newest(self.name))
+        check_signature(self.version.spec(), next(readable_versions(target, self.name), None))
         saved = copied_version(self.version, target)
         if saved.status == LIVE:
             target.promote_published(saved, OPERATOR)

@@ -241,6 +241,14 @@ def test_a_saved_half_is_the_same_version_and_saving_twice_makes_the_next(
 
 
 @pytest.mark.slow
+def test_a_half_is_saved_beside_a_damaged_version(half: he.Half, tmp_path: Path) -> None:
+    """The message about the damage advises to convert again; what that gives must find its place."""
+    (half.save(tmp_path).version.folder / "manifest.json").write_text("{")
+    saved = half.save(tmp_path)
+    assert saved.version.number == 2 and saved.store.live_number("twoinputs") == 2
+
+
+@pytest.mark.slow
 def test_a_half_with_another_signature_is_not_saved_over_the_model(half: he.Half, tmp_path: Path) -> None:
     given = {"x": np.random.normal(size=(ROWS, 4)).astype(np.float32)}
     he.convert(nn.Linear(4, 2), samples=given, name="twoinputs").save(tmp_path)
