@@ -113,11 +113,7 @@ def _converted(folder: Path | ModelFolder, store: Store, options: Options, notif
     kept = drifted_digests(store, asked.spec.name)
     newest = next(readable_versions(store, asked.spec.name), None)
     known = max(store.numbers(asked.spec.name), default=0)  # two commands may convert one folder at once
-    made = (
-        version
-        for version in readable_versions(store, asked.spec.name)
-        if version.manifest.get("fingerprint")
-    )
+    made = (one for one in readable_versions(store, asked.spec.name) if one.manifest.get("fingerprint"))
     converted = next(made, None)
     if converted is not None and _is_of(converted, folder_digest, kept) and _holds(converted):
         _make_active_if_cut_off(converted, store, notify)

@@ -193,7 +193,7 @@ def test_free_dimensions_become_what_the_graph_says(tmp_path: Path) -> None:
 
 
 def test_a_symbol_that_no_stored_spec_may_have_names_no_dimension(tmp_path: Path) -> None:
-    """It is a name in Python, and none in model.toml or spec.json."""
+    """Python takes the symbol for a name; model.toml and spec.json do not."""
     model = linear(
         "g (float[n,t,8] x, float[n,t,8] z) => (float[n,t,8] y) { h = MatMul(x, w) s = Add(h, z) y = Relu(s) }"
     )
