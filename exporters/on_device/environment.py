@@ -35,8 +35,13 @@ def environment(device: "torch.device | str") -> dict[str, Any]:
 
 
 def _kind_of(processor: Processor) -> str:
-    """oneDNN has other kernels than torch, and others again where the processor multiplies a half type itself."""
+    """oneDNN has other kernels than torch, others again where the processor multiplies a half type itself or only
+    converts it, and fewer where its variable restricts it."""
     kernels = ["oneDNN", *processor.units()] if processor.onednn else []
+    if processor.onednn and processor.converts_halves:
+        kernels.append("converted halves")
+    if processor.onednn and processor.limit:
+        kernels.append(f"up to {processor.limit}")
     return ", ".join([f"cpu {processor.machine} {processor.instructions}", *kernels])
 
 

@@ -31,7 +31,8 @@ class Processor:
 
     ``onednn``: oneDNN's packed kernels exist here. ``bf16_kernels``, ``fp16_kernels``: oneDNN computes in that type.
     ``bf16_units``, ``fp16_units``: the processor multiplies that type itself (AVX512-BF16, AVX512-FP16, AMX); others
-    convert, which takes longer.
+    convert, which takes longer. ``converts_halves``: it converts both types itself (AVX-NE-CONVERT), for which oneDNN
+    has kernels of its own.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Processor:
     fp16_kernels: bool = False
     bf16_units: bool = False
     fp16_units: bool = False
+    converts_halves: bool = False
 
     def __str__(self) -> str:
         return f"{self.name}, {self.instructions}" + (f", oneDNN up to {self.limit}" if self.limit else "")
@@ -90,6 +92,7 @@ def hardware() -> Processor:
         onednn=is_x86 and _has_torch(),  # its wheels for other machines have another library
         bf16_units=not flags.isdisjoint(("avx512_bf16", "amx_tile")),
         fp16_units=not flags.isdisjoint(("avx512_fp16", "amx_fp16")),
+        converts_halves="avx_ne_convert" in flags,
     )
 
 

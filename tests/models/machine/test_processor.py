@@ -25,6 +25,8 @@ PROCESSORS = {
     "AVX-512 with FP16, and AMX": Processor(
         "D", "x86_64", "AVX512", bf16_kernels=True, fp16_kernels=True, bf16_units=True, fp16_units=True
     ),
+    "AVX2 that converts halves": Processor("F", "x86_64", "AVX2", bf16_kernels=True, converts_halves=True),
+    "restricted to AVX-512": Processor("D", "x86_64", "AVX512", "AVX512_CORE", bf16_units=True),
     "without oneDNN": Processor("E", "aarch64", "DEFAULT", onednn=False),
 }
 KINDS = {
@@ -32,6 +34,8 @@ KINDS = {
     "AVX-512": "cpu x86_64 AVX512, oneDNN",
     "AVX-512 with bf16": "cpu x86_64 AVX512, oneDNN, bf16",
     "AVX-512 with FP16, and AMX": "cpu x86_64 AVX512, oneDNN, bf16, fp16",
+    "AVX2 that converts halves": "cpu x86_64 AVX2, oneDNN, converted halves",
+    "restricted to AVX-512": "cpu x86_64 AVX512, oneDNN, bf16, up to AVX512_CORE",
     "without oneDNN": "cpu aarch64 DEFAULT",
 }
 # The calls that ask torch which instructions or kernels there are.
