@@ -57,13 +57,13 @@ class StepLoop(BatchLoop):
     ) -> None:  # fmt: skip
         optimizers, steps, self.nets = declared["optimizers"], declared["steps"], nets
         self.main = next(name for name, one in optimizers.items() if MODEL in one["nets"])
-        settings = settings_of_optimizer(settings, optimizers[self.main])
+        asked, settings = settings, settings_of_optimizer(settings, optimizers[self.main])
         module = nn.ModuleDict({f"{name}_net": net for name, net in nets.items()})
         super().__init__(module, nets[MODEL], rows, settings, device, ranks)
         self.learners = {
             name: learner_of(
                 nn.ModuleList(nets[net] for net in one["nets"]),
-                settings_of_optimizer(settings, one),
+                settings_of_optimizer(asked, one),
                 self.steps,
             )
             for name, one in optimizers.items()

@@ -9,7 +9,7 @@ import torch
 from halfeven.serve.finetune.training.loop import loop_state, step_loop
 from halfeven.serve.finetune.training.loop.batch_loop import batches
 from halfeven.serve.finetune.training.loop.step_loop import StepLoop
-from halfeven.serve.finetune.training.loop.training_terms import Stopped
+from halfeven.serve.finetune.training.loop.training_terms import Settings, Stopped
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
@@ -113,6 +113,15 @@ def test_each_optimizer_clips_to_its_own_norm() -> None:
         ).norm()
         assert float(norm) == pytest.approx(min(CLIP[name], math.inf), rel=1e-4)
     assert record.grad_norm is not None and record.grad_norm > CLIP["model"]
+
+
+def test_an_optimizer_that_leaves_a_setting_out_has_the_default_and_not_the_models() -> None:
+    pair, asked = Pair(), declared()
+    asked["optimizers"]["model"] |= {"weight_decay": 0.1}
+    asked["optimizers"]["critic"] = {"nets": ["critic"], "learning_rate": 0.01}
+    learner = StepLoop(pair.nets, asked, pair.losses(), ROWS, Settings()).learners["critic"]
+    group = learner.optimizer.param_groups[0]
+    assert (group["betas"], group["weight_decay"], learner.clip_norm) == ((0.9, 0.999), 0.01, 1.0)
 
 
 def test_a_skipped_step_leaves_the_buffers_of_every_net() -> None:
