@@ -112,7 +112,12 @@ class Checkpoints:
     def write(
         self, step: int, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], best: Mapping[str, Tensor]
     ) -> str | None:
-        """Durable when this returns. Gives the reason where there is no room for it: the bound, or the disk."""
+        """Durable when this returns. Gives the reason where it cannot be written: the bound, the disk, or a number that
+        JSON cannot hold."""
+        try:
+            text = json.dumps(numbers)  # infinity and NaN too: only `_read` reads it
+        except (TypeError, ValueError):
+            return f"a checkpoint is safetensors and JSON, and JSON cannot hold {_odd_value(numbers)}"
         size = sum(tensor.nbytes for tensor in (*tensors.values(), *best.values()))
         if size > self.most_bytes:
             return (
@@ -126,7 +131,7 @@ class Checkpoints:
             save_file(dict(tensors), draft / STATE)
             if best:
                 save_file(dict(best), draft / BEST)
-            (draft / NUMBERS).write_text(json.dumps(numbers, allow_nan=False))
+            (draft / NUMBERS).write_text(text)
             self._write_manifest(step, draft)
             shutil.rmtree(place, ignore_errors=True)  # one that was refused
             draft.rename(place)
@@ -240,6 +245,17 @@ class Checkpoints:
 
 def _corrupt(place: Path, why: str) -> Refused:
     return Refused(CORRUPT, f"the checkpoint {place.name} is damaged and not used: {why}")
+
+
+def _odd_value(value: Any, place: str = "") -> str:
+    """The first value that JSON cannot hold, by its place."""
+    named = value.items() if isinstance(value, Mapping) else ()
+    for key, one in enumerate(value) if isinstance(value, list | tuple) else named:
+        try:
+            json.dumps(one)
+        except (TypeError, ValueError):
+            return _odd_value(one, f"{place}.{key}")
+    return f"'{place.strip('.')}', which is of the type {type(value).__name__}"
 
 
 def _bytes(place: Path) -> int:

@@ -19,6 +19,8 @@ from .training_terms import named_tensors
 
 Tensors = dict[str, Tensor]
 MODULE, OPTIMIZER, GENERATOR, AVERAGE = "module:", "optimizer:", "generator:", "average:"
+LEARNER = "learner:"  # tensors in the groups of an optimizer, in lists that it keeps and in its schedule
+TENSOR, ON_CPU = "tensor", "on_cpu"  # in the place of such a tensor
 
 
 def tensors_of(loop: BatchLoop) -> Tensors:
@@ -26,6 +28,7 @@ def tensors_of(loop: BatchLoop) -> Tensors:
     found = {MODULE + name: tensor for name, tensor in named_tensors(loop.module).items()}
     for owner, learner in loop.learners.items():
         found |= {f"{OPTIMIZER}{owner}:{index}:{key}": one for index, key, one in optimizer_tensors(learner)}
+        _apart(_values_of_learner(learner), LEARNER + owner, found)
     found |= {GENERATOR + name: state for name, state in torch_generators().items()}
     if loop.average is not None:
         found |= {AVERAGE + name: tensor for name, tensor in loop.average.tensors.items()}
@@ -40,10 +43,14 @@ def optimizer_tensors(learner: Learner) -> Iterator[tuple[int, str, Tensor]]:
 
 
 def numbers_of(loop: BatchLoop) -> dict[str, Any]:
-    """The state of ``loop`` that is not a tensor, in a form that JSON can hold; a float loses no bit there."""
+    """The state of ``loop`` that is not a tensor, in a form that JSON can hold, unless the operator's optimizer keeps
+    something else; a float loses no bit there, and may be infinite."""
     return {
         "done": loop.done,
-        "learners": {name: _numbers_of_learner(learner) for name, learner in loop.learners.items()},
+        "learners": {
+            name: _apart(_values_of_learner(learner), LEARNER + name, {})
+            for name, learner in loop.learners.items()
+        },
         "scalers": {name: scaler.state_dict() for name, scaler in loop.scalers.items()},
         "averaged": 0 if loop.average is None else loop.average.taken,
         "python": random.getstate(),
@@ -58,7 +65,8 @@ def put_back(loop: BatchLoop, tensors: Mapping[str, Tensor], numbers: Mapping[st
     """
     put_into(loop.module, below(MODULE, tensors))
     for name, learner in loop.learners.items():
-        _put_learner_back(learner, below(f"{OPTIMIZER}{name}:", tensors), numbers["learners"][name])
+        values = _together(numbers["learners"][name], tensors, next(loop.module.parameters()).device)
+        _put_learner_back(learner, below(f"{OPTIMIZER}{name}:", tensors), values)
     for name, scaler in loop.scalers.items():
         if state := numbers["scalers"][name]:
             scaler.load_state_dict(state)
@@ -73,7 +81,7 @@ def put_back(loop: BatchLoop, tensors: Mapping[str, Tensor], numbers: Mapping[st
     set_generators(below(GENERATOR, tensors), numbers["python"], numbers["numpy"])
 
 
-def _numbers_of_learner(learner: Learner) -> dict[str, Any]:
+def _values_of_learner(learner: Learner) -> dict[str, Any]:
     state, patience = learner.optimizer.state_dict(), learner.patience
     groups = state["param_groups"]
     numbers = {
@@ -88,6 +96,30 @@ def _numbers_of_learner(learner: Learner) -> dict[str, Any]:
     }
 
 
+def _apart(value: Any, place: str, tensors: Tensors) -> Any:
+    """``value`` with the name of each tensor in its place; the tensors join ``tensors`` by that name."""
+    if isinstance(value, Tensor):
+        tensors[place] = value
+        return {TENSOR: place, ON_CPU: value.device.type == "cpu"}
+    if isinstance(value, Mapping):
+        return {key: _apart(one, f"{place}:{key}", tensors) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_apart(one, f"{place}:{index}", tensors) for index, one in enumerate(value)]
+    return value
+
+
+def _together(value: Any, tensors: Mapping[str, Tensor], device: torch.device) -> Any:
+    """``value`` with its tensors again, those that were not on the CPU on ``device``."""
+    if isinstance(value, dict):
+        if value.keys() == {TENSOR, ON_CPU}:
+            one = tensors[value[TENSOR]].clone()
+            return one if value[ON_CPU] else one.to(device)
+        return {key: _together(one, tensors, device) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_together(one, tensors, device) for one in value]
+    return value
+
+
 def _put_learner_back(learner: Learner, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
     state: dict[int, dict[str, Any]] = {int(index): dict(found) for index, found in numbers["state"].items()}
     for name, tensor in tensors.items():
@@ -95,7 +127,7 @@ def _put_learner_back(learner: Learner, tensors: Mapping[str, Tensor], numbers: 
         state.setdefault(int(index), {})[key] = tensor
     groups = learner.optimizer.state_dict()["param_groups"]
     for group, kept in zip(groups, numbers["groups"], strict=True):
-        pairs = {key: tuple(value) for key, value in kept.items() if isinstance(group[key], tuple)}
+        pairs = {key: tuple(value) for key, value in kept.items() if isinstance(group.get(key), tuple)}
         # Fused or not, as this device has it.
         group.update(kept, **pairs, **{"fused": group["fused"]} if "fused" in group else {})
     learner.optimizer.load_state_dict({"state": state, "param_groups": groups})

@@ -1,6 +1,7 @@
 """Checkpoints on the disk: whole or not there, bounded, and refused by name where damaged or of another job."""
 
 import json
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -206,3 +207,13 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(module, "save_file", full)
     assert "No space left" in str(write(made, 20))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log.jsonl", "step-00000010"]
+
+
+def test_an_infinite_number_is_kept_and_what_json_cannot_hold_is_named(tmp_path: Path) -> None:
+    made, endless = Checkpoints(tmp_path, OURS), {"groups": [{"growth_rate": math.inf}]}
+    assert made.write(10, {}, endless, {}) is None
+    assert "'groups.0.closure', which is of the type builtin_function" in str(
+        made.write(20, {}, {"groups": [{"rate": 1.0, "closure": print}]}, {})
+    )
+    found, _ = last_good(tmp_path)
+    assert found is not None and found.numbers["groups"] == endless["groups"]

@@ -1,9 +1,11 @@
 """The state of a training, through JSON and into a new loop: its next steps are bit for bit those of the old one."""
 
 import json
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,6 +97,42 @@ def assert_same(first: Loop, second: Loop) -> None:
     assert one.keys() == other.keys()
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
     assert loop_state.numbers_of(first) == loop_state.numbers_of(second)
+
+
+class OwnOptimizer(torch.optim.SGD):
+    """SGD with tensors and infinity in its groups, one of them from the first step on, and a list in its state."""
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["taken"] = group.get("taken", torch.zeros(())) + 0.1
+            for one in group["params"]:
+                if one.grad is not None:
+                    kept = self.state[one].setdefault("kept", [torch.zeros_like(one)])
+                    kept[0] += one.grad
+                    one.grad += (kept[0] * group["taken"]).clamp(max=group["growth_rate"])
+        super().step()
+
+
+def own_loop(net: Net) -> Loop:
+    def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        own = ({**group, "lr": torch.tensor(group["lr"]), "growth_rate": math.inf} for group in groups)
+        return OwnOptimizer(own, lr=0.0)
+
+    settings = replace(SETTINGS, make_optimizer=make, n_epochs=2, init_scale=1.0)
+    return Loop(net, lambda rows: mse_loss(net(INPUTS[rows]).float(), TARGETS[rows]), 64, settings)
+
+
+def test_tensors_and_infinity_in_the_groups_of_an_own_optimizer_are_put_back() -> None:
+    first, second = own_loop(new_net()), own_loop(new_net())
+    records = first.run()
+    for _ in range(5):
+        next(records)
+    numbers = json.loads(json.dumps(loop_state.numbers_of(first)))
+    loop_state.put_back(second, loop_state.tensors_of(first), numbers)
+    with seeding.generators_untouched():
+        other = [str(record) for record in second.run()]
+    assert [str(record) for record in records] == other and len(other) == 11
+    assert_same(first, second)
 
 
 def test_the_state_of_another_module_is_refused() -> None:
