@@ -15,7 +15,7 @@ from ....models.capture import sources
 from .loop.amp import Loop
 from .loop.batch_loop import BatchLoop
 from .loop.losses import one_number, own_function
-from .loop.passes import LossOf
+from .loop.passes import LossOf, Quarantine
 from .loop.ranks import ALONE, Ranks
 from .loop.step_loop import MODEL, StepLoop
 from .loop.training_terms import Settings, Stopped
@@ -46,7 +46,10 @@ def _loop_of(
 ) -> BatchLoop:
     device, declared = request["device"], request.get("declared_steps")
     if declared is None:
-        return Loop(trainee.module, task.loss, count, settings, device, task.parts, ranks)
+        loop = Loop(trainee.module, task.loss, count, settings, device, task.parts, ranks)
+        left_out = len(request.get("left_out", ()))
+        loop.quarantine = Quarantine(len(task.inputs[0]) + left_out, left_out)
+        return loop
     nets = {MODEL: trainee.module, **nets_of(request)}
     called = Called({**nets, MODEL: answering(trainee)})
     losses = {

@@ -139,11 +139,12 @@ class Passes:
 
 
 class Quarantine:
-    """The rows that are left out. Raises Stopped where they become too many."""
+    """The rows that are left out in the training of a file of so many ``rows``; of these ``left_out`` were left out
+    already when the file was read, and count too. Raises Stopped where they become too many."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, left_out: int = 0) -> None:
         self.rows = torch.empty(0, dtype=torch.int64)
-        self.most = most_quarantined(rows)
+        self.most, self._left_out = most_quarantined(rows) - left_out, left_out
 
     def kept(self, batch: Tensor) -> Tensor:
         return batch[~torch.isin(batch, self.rows)] if len(self.rows) else batch
@@ -151,9 +152,11 @@ class Quarantine:
     def take(self, rows: Tensor) -> tuple[int, ...]:
         self.rows = torch.cat([self.rows, rows])
         if len(self.rows) > self.most:
+            already = f" beside the {self._left_out} that could not be learnt from" if self._left_out else ""
             raise Stopped(
                 "TOO_MANY_QUARANTINED",
-                f"{len(self.rows)} rows make the loss or a buffer not finite, and at most {self.most} are left out. "
+                f"{len(self.rows)} rows make the loss or a buffer not finite, and at most {self.most} are left "
+                f"out{already}. "
                 "Look for extreme values in the data, train in bf16 or fp32, or lower the learning rate.",
             )
         return tuple(rows.tolist())

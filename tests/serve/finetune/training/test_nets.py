@@ -10,8 +10,9 @@ from typing import Any, cast
 
 import pytest
 import torch
-from halfeven.serve.finetune.training.loop.training_terms import Stopped
-from halfeven.serve.finetune.training.nets import Called, step_loss
+from halfeven.serve.finetune.training.loop.amp import Loop
+from halfeven.serve.finetune.training.loop.training_terms import Settings, Stopped
+from halfeven.serve.finetune.training.nets import Called, loop_of, step_loss
 from halfeven.serve.finetune.training.task import Task
 from halfeven.serve.finetune.training.trainee import trainee_of
 from safetensors.torch import load_file, save_file
@@ -160,3 +161,15 @@ def test_a_model_that_cannot_be_built_any_more_is_not_trained_as_a_program(
     with pytest.raises(Stopped, match=said) as caught:
         trainee_of({**adversarial, "program": "original.pt2"}, {})
     assert caught.value.code == "NO_MODULES"
+
+
+def test_rows_that_were_left_out_on_reading_count_among_those_that_a_training_may_leave_out() -> None:
+    task = SimpleNamespace(inputs=[torch.ones(95, 2)], rows=torch.arange(80), begin=print, numbers=list)
+    task.loss = task.parts = print
+    trainee = SimpleNamespace(module=nn.Linear(2, 1), half=None)
+    request = {"device": "cpu", "left_out": [1, 4, 6, 8, 9]}  # of 100 rows
+    loop = loop_of(request, cast(Any, trainee), cast(Any, task), Settings(bad_rows="quarantine"))
+    assert isinstance(loop, Loop) and loop.quarantine.take(torch.arange(5)) == (0, 1, 2, 3, 4)
+    with pytest.raises(Stopped, match=r"^6 rows .* at most 5 are left out beside the 5 that") as stopped:
+        loop.quarantine.take(torch.tensor([7]))
+    assert stopped.value.code == "TOO_MANY_QUARANTINED"
