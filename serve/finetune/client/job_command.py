@@ -101,16 +101,16 @@ def _upload_rows(remote: Remote, file: Path, bar: "JobBar") -> str:
         return remote.upload(file, bar.sent)["id"]
     from ....models.pictures.picture import SUFFIXES
 
-    pictures = sorted(
-        path for path in file.glob("**/*") if path.suffix.lower() in SUFFIXES and path.is_file()
-    )
+    # The first pattern enters no folder that is a link.
+    found = {*file.glob("**/*"), *file.glob("*/*")}
+    pictures = sorted(path for path in found if path.suffix.lower() in SUFFIXES and path.is_file())
     if not pictures:
         raise BadInput(
             f"{file} is a folder without pictures; expected one file of rows, or a folder of pictures"
         )
     with tempfile.TemporaryDirectory(prefix="halfeven-pictures-") as folder:
         packed = Path(folder) / f"{file.resolve().name}.tar"
-        with tarfile.open(packed, "w") as archive:
+        with tarfile.open(packed, "w", dereference=True) as archive:  # the server takes no links
             for picture in pictures:
                 archive.add(picture, picture.relative_to(file), recursive=False)
         return remote.upload(packed, bar.sent)["id"]

@@ -311,6 +311,25 @@ def test_a_folder_of_pictures_is_sent_as_a_tar(tmp_path: Path) -> None:
         assert archive.getnames() == ["ant/1.png", "bee/2.jpg"]
 
 
+def test_links_to_pictures_and_to_folders_of_them_are_sent_as_pictures(tmp_path: Path) -> None:
+    stored, folder = tmp_path / "stored", tmp_path / "insects"
+    (folder / "ant").mkdir(parents=True)
+    stored.mkdir()
+    (stored / "1.png").write_bytes(b"picture")
+    (folder / "ant/hard.png").hardlink_to(stored / "1.png")
+    (folder / "ant/other.png").hardlink_to(stored / "1.png")
+    (folder / "ant/soft.png").symlink_to(stored / "1.png")
+    (folder / "bee").symlink_to(stored)
+    (stored / "endless").symlink_to(stored)
+    script = Script()
+    run(script, folder)
+    (body,) = script.bodies("POST", "/v1/files")
+    start = body.index(b"\r\n\r\n", body.index(b'filename="insects.tar"')) + 4
+    with tarfile.open(fileobj=io.BytesIO(body[start:])) as archive:
+        sent = {one.name: one.isfile() for one in archive}
+    assert sent == dict.fromkeys(("ant/hard.png", "ant/other.png", "ant/soft.png", "bee/1.png"), True)
+
+
 def test_a_missing_file_and_a_folder_without_pictures_are_named_before_anything_is_sent(
     tmp_path: Path,
 ) -> None:
