@@ -125,6 +125,12 @@ TEXTS: dict[str, tuple[bytes, str]] = {
     "100,000 levels": (with_data(deep(100_000)), TOO_DEEP),
     "100,000 levels of inputs beside NaN": (b'{"a":NaN,"inputs":' + deep(100_000) + b"}", TOO_DEEP),
     "30,000 levels of objects": (b'{"a":' * 30_000 + b"1" + b"}" * 30_000, TOO_DEEP),
+    "1,000 levels in a shape": (
+        body_of(shape="@").replace(b'"@"', deep(1_000)), "came with the size a list of 1",
+    ),
+    "1,000 levels for a datatype": (
+        body_of(datatype="@").replace(b'"@"', deep(1_000)), "data-type is a list of 1, but model",
+    ),
     "no data": (body_of(data=...), f"{ONE_FIELD}"),
     "data twice": (body_of(given=RAW), ONE_FIELD),
     "shared memory": (

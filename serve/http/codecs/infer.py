@@ -19,7 +19,7 @@ from ...batching.interface import NO_TERMS, Terms
 from .dialect import OURS, Dialect, UnreadableTensor
 from .infer_fields import DeclaredInput, bytes_tensor, classify, read_inputs, read_outputs
 from .infer_parameters import Wishes, read_wishes
-from .json_numbers import MANY, PIECE, array_of, dump_flat, parse, writable
+from .json_numbers import MANY, PIECE, array_of, dump_flat, parse_tensors, writable
 
 _HEADER_LENGTH = re.compile(r"[0-9]{1,12}")
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
@@ -136,7 +136,7 @@ class InferCodec:
 
     def _read_fresh(self, body: bytes, head: int, remember: bool) -> InferRequest:
         text = body[:head]
-        message = parse(text)
+        message = parse_tensors(text)
         if not isinstance(message, dict):
             raise BadRequest('an inference request is a JSON object: {"inputs": [...]}')
         id, wishes, rows, declared, outputs = self._understood(message)

@@ -11,7 +11,7 @@ import orjson
 
 from ....models.errors import BadInput, BadRequest
 from ....models.spec.datatypes import DATATYPES, name_of
-from .json_numbers import array_of, parse
+from .json_numbers import array_of, parse_tensors
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
@@ -39,7 +39,7 @@ def read_outputs(body: bytes, header_length: str | None) -> dict[str, np.ndarray
     try:
         place = head = len(body) if header_length is None else int(header_length)
         outputs = dict[str, np.ndarray]()
-        for said in parse(body[:head])["outputs"]:
+        for said in parse_tensors(body[:head])["outputs"]:
             datatype, size = DATATYPES[said["datatype"]], said.get("parameters", {}).get("binary_data_size")
             if size is None:
                 array = array_of(said["data"], datatype, f"output '{said['name']}'")

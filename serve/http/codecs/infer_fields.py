@@ -166,10 +166,10 @@ def _declared(
 def _shape(name: str, shape: object) -> tuple[int, ...]:
     if not isinstance(shape, list):
         raise BadRequest(f"Unable to parse 'shape': input '{name}' must have a list of sizes there")
-    if not all(type(size) is int and size >= 0 for size in shape):
+    if wrong := [size for size in shape if type(size) is not int or size < 0]:
         raise UnreadableTensor(
             "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer: "
-            f"input '{name}' came with {str(shape)[:80]}"
+            f"input '{name}' came with the size {show(wrong[0])}"
         )
     return tuple(shape)
 
@@ -177,7 +177,7 @@ def _shape(name: str, shape: object) -> tuple[int, ...]:
 def _check_datatype(spec: ModelSpec, tensor: TensorSpec, came: object) -> None:
     if came == tensor.datatype:
         return
-    said = "missing" if came is None else f"'{str(came)[:40]}'"
+    said = "missing" if came is None else f"'{came[:40]}'" if isinstance(came, str) else show(came)
     text = f"inference input '{tensor.name}' data-type is {said}, but model '{spec.name}' expects "
     way_out = "; BYTES tensors are not offered: send numbers (token ids, pixels)" if came == "BYTES" else ""
     raise BadRequest(f"{text}'{tensor.datatype}'{way_out}")

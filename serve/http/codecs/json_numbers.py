@@ -32,8 +32,17 @@ _C_CODES = {  # the same letters mean the same types to struct and to numpy
 
 
 def parse(text: bytes, what: str = "the request") -> Any:
-    """Read JSON; bare NaN, Infinity and -Infinity are numbers, as Triton takes them. Raises BadRequest, which calls the
-    text ``what``."""
+    """Read JSON of at most `MAX_DEPTH` levels; bare NaN, Infinity and -Infinity are numbers, as Triton takes them.
+    Raises BadRequest, which calls the text ``what``."""
+    found = parse_tensors(text, what)
+    if text.count(b"[") + text.count(b"{") > MAX_DEPTH and _is_too_deep(found):
+        raise BadRequest(_TOO_DEEP)
+    return found
+
+
+def parse_tensors(text: bytes, what: str = "the request") -> Any:
+    """Read JSON as `parse` does, of more levels too: to look at each element would take longer than to read them, and
+    `array_of` refuses deeper data. What else is in it must be shown by `show` only."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -42,6 +51,14 @@ def parse(text: bytes, what: str = "the request") -> Any:
         if b"NaN" in text or b"Infinity" in text:
             return _parse_with_nan(text, what)
         raise BadRequest(f"{what} is not JSON: {_why_not(text, error)}") from None
+
+
+def _is_too_deep(value: Any) -> bool:
+    level: list[Any] = [value] if isinstance(value, list | dict) else []
+    for _ in range(MAX_DEPTH):
+        parts = (part.values() if isinstance(part, dict) else part for part in level)
+        level = [one for one in chain.from_iterable(parts) if isinstance(one, list | dict)]
+    return bool(level)
 
 
 def _why_not(text: bytes, error: Exception) -> str:
@@ -57,14 +74,20 @@ def _why_not(text: bytes, error: Exception) -> str:
 
 def _parse_with_nan(text: bytes, what: str) -> Any:
     try:
-        message = json.loads(text.decode())
+        message = json.loads(text.decode(), parse_int=_integer)
         if _HALF_PAIR.search(text):
             json.dumps(message, ensure_ascii=False).encode()  # refuses half a pair, as orjson does
         return message
     except RecursionError:
         raise BadRequest(_TOO_DEEP) from None
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise BadRequest(f"{what} is not JSON: {error}") from None
+
+
+def _integer(digits: str) -> int | float:
+    """A number of more than 64 bits is a float, as orjson has it: orjson could not write it as an integer."""
+    number = int(digits)
+    return number if -(2**63) <= number < 2**64 else float(number)
 
 
 def array_of(data: object, datatype: Datatype, where: str) -> np.ndarray:

@@ -21,7 +21,7 @@ from ....models.spec.datatypes import name_of
 from ....models.spec.spec import ModelSpec, TensorSpec
 from ...batching.interface import NO_TERMS, Terms
 from ..limits.memory_budget import Lease, json_bytes
-from .json_numbers import MANY, PIECE, array_of, dump_nested, dump_rows, parse, show, writable
+from .json_numbers import MANY, PIECE, array_of, dump_nested, dump_rows, parse_tensors, show, writable
 from .multipart import is_multipart, read_parts
 from .numpy_files import NPY, NPY_TYPE, NPZ, NPZ_TYPE, read_npy, read_npz, write_npy, write_npz
 from .pictures import BASE64, array_of_files, arrays_of_parts, is_file, packed, picture_inputs, rows_of
@@ -44,7 +44,7 @@ def read_predict(spec: ModelSpec, body: bytes, lease: Lease) -> PredictRequest:
     A model that is not batched takes one instance, the whole input. Pictures count in the lease. Raises
     BadRequest naming the instance, Overloaded.
     """
-    instances = _instances(spec, parse(body))
+    instances = _instances(spec, parse_tensors(body))
     by_name = len(spec.inputs) > 1 or (isinstance(instances[0], dict) and not _is_picture(spec, instances))
     if by_name:
         _check_instances(spec, instances)
