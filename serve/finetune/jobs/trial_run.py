@@ -13,9 +13,8 @@ from ....models.errors import NotReady, Overloaded
 from ....models.store.store import Store, Version
 from ...http.error_mapping import without_folders
 from ..data.files import Files
-from ..training.loop.setting_names import EXACT_FIRST, HALF_LEVELS, HALF_MODELS, NO_GRADIENT, chosen_precision
+from ..training.loop.setting_names import EXACT_FIRST, NO_GRADIENT
 from . import training_request as asked
-from .choices.declared_steps import declared_steps
 from .choices.hyperparameter_table import AUTO
 from .job_rows import JobRows, asked_of, divide, lines_until
 from .records.job_store import JobStore
@@ -77,10 +76,9 @@ class TrialRuns:
             return self._first_steps(parent, rows, request, folder, settings, steps)
 
         try:
-            trained = steps_with(chooses(declared_steps(parent) is not None) if compare else {})
+            trained = steps_with({"precision": AUTO} if compare else {})
             if compare:
-                level = request.hyperparameters["opt_level"]
-                beside = {"compared": compared(steps_with, level, trained["chosen"])}
+                beside = {"compared": compared(steps_with, trained["chosen"])}
             findings += [*_idle(trained), *_slow(trained)]
             findings += self._policy_findings(parent, trained["precision"], folder)
         except JobFailed as failed:
@@ -189,21 +187,15 @@ def _figures(trained: Mapping[str, Any], conversion_s: float | None) -> dict[str
     }
 
 
-def chooses(declares_steps: bool) -> Mapping[str, Any]:
-    """The settings of the trial that measures seconds; none with several optimizers (`choices/declared_steps.py`)."""
-    return {} if declares_steps else {"precision": AUTO}
-
-
-def compared(steps_with: StepsWith, level: str, chosen: Mapping[str, Any] | None) -> dict[str, Any]:
+def compared(steps_with: StepsWith, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Train a few steps of one job in each precision; give their time, memory and loss, and the precision to take.
 
     The seconds of a step are those by which ``precision = "auto"`` chooses, in turns in one process. Memory and losses
     are those of a process for each precision, which begin with the same weights, rows and random numbers.
 
     Gives ``choice`` and ``precisions`` by name, the fields of a precision that was not trained being ``left_out``.
-    ``chosen``: what ``auto`` measured, None where it could not be asked; ``level``: of the job."""
-    among = HALF_MODELS if level in HALF_LEVELS else EXACT_FIRST
-    slow = {one["precision"]: one["sentence"] for one in (chosen or {}).get("left_out", ())}
+    ``chosen``: what ``auto`` measured."""
+    slow = {one["precision"]: one["sentence"] for one in chosen["left_out"]}
     found: dict[str, dict[str, Any]] = {}
     losses: dict[str, Any] = {}
     for precision in EXACT_FIRST:  # FP32 in any case: the others are compared with it
@@ -216,19 +208,14 @@ def compared(steps_with: StepsWith, level: str, chosen: Mapping[str, Any] | None
         except JobFailed as failed:
             found[precision] = {"left_out": f"{failed.code}: {failed}"}
             continue
-        seconds = (chosen or {}).get("seconds", {}).get(precision, trained["seconds_per_step"])
-        found[precision] = _figures_of_one(trained, seconds)
+        found[precision] = _figures_of_one(
+            trained, chosen["seconds"].get(precision, trained["seconds_per_step"])
+        )
         losses[precision] = trained["losses"]
     for precision, one in found.items():
         if precision in losses and FP32 in losses:
             one["loss_difference"] = _largest_difference(losses[precision], losses[FP32])
-    seconds = {name: one["seconds_per_step"] for name, one in found.items() if "left_out" not in one}
-    choice = chosen["precision"] if chosen else chosen_precision(_of(among, seconds), among)
-    return {"choice": choice, "steps": COMPARED_STEPS, "precisions": found}
-
-
-def _of(among: tuple[str, ...], seconds: Mapping[str, float]) -> dict[str, float]:
-    return {name: one for name, one in seconds.items() if name in among}
+    return {"choice": chosen["precision"], "steps": COMPARED_STEPS, "precisions": found}
 
 
 def _figures_of_one(trained: Trained, seconds: float) -> dict[str, Any]:

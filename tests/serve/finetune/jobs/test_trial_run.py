@@ -5,6 +5,7 @@ import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -142,12 +143,28 @@ def test_a_precision_that_auto_left_out_is_not_trained_and_one_that_fails_says_w
     chosen = {
         "precision": "fp32", "seconds": {"fp32": 0.25}, "left_out": [{"precision": "fp16", "sentence": "slow"}],
     }  # fmt: skip
-    found = compared(steps_with, "O1", chosen)["precisions"]
-    assert [one["precision"] for one in asked] == ["fp32"]
+    found = compared(steps_with, chosen)["precisions"]
+    assert asked == [{"precision": "fp32", "opt_level": "O1"}]
     assert found["fp32"]["steps_per_second"] == 4 and found["fp32"]["skipped"] == 1
     assert found["fp16"] == {"left_out": "slow"} and found["bf16"] == {"left_out": "OUT_OF_MEMORY: too large"}
-    of_several = compared(steps_with, "O2", None)  # several optimizers: nothing was measured beforehand
-    assert of_several["choice"] == "fp16" and asked[1]["opt_level"] == "O1" and "opt_level" not in asked[2]
+
+
+def test_the_precisions_of_several_optimizers_are_compared_as_auto_measures_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refused(*given: Any) -> Mapping[str, Any]:
+        settings.append(given[5])
+        raise JobFailed("USER_CODE", "no more is needed")
+
+    settings: list[Mapping[str, Any]] = []
+    monkeypatch.setattr(TrialRuns, "_first_steps", refused)
+    rows = SimpleNamespace(train=8, held_out=SimpleNamespace(count=2))
+    monkeypatch.setattr(TrialRuns, "_rows", lambda *_: rows)
+    parent = SimpleNamespace(manifest={"training": {"declared_steps": {"optimizers": {}, "steps": []}}})
+    store, files = SimpleNamespace(version=lambda *_: parent), SimpleNamespace(folder=tmp_path)
+    asked = SimpleNamespace(name="net", model="net", parent_version=1, findings=(), hyperparameters={})
+    found = TrialRuns(None, files, store, "cpu", 1).run(asked, True)  # type: ignore[arg-type]
+    assert settings == [{"precision": "auto"}] and found["error"]["code"] == "USER_CODE"
 
 
 @pytest.mark.slow
