@@ -84,6 +84,11 @@ class TrainingReader(TensorReader):
                     f"[training] {', '.join(one for one in _KEYS if one in training)} are there and '{key}' is not: "
                     "expected at least one optimizer and one step of it; docs/finetune.md has an example"
                 )
+        if "optimizer" in training:
+            raise self.error(
+                "[training] optimizer makes the one optimizer of a training, and [training.optimizers] declares "
+                "several, each with an optimizer of torch: take optimizer out of [training], or the others"
+            )
         nets = {name: self.net(name, one) for name, one in training.get("nets", {}).items()}
         optimizers = {name: self.optimizer(name, one, nets) for name, one in training["optimizers"].items()}
         self.check_owners(optimizers)

@@ -90,6 +90,11 @@ def test_nets_optimizers_and_steps_are_read_as_they_are_declared(tmp_path: Path)
         ('loss = "gan.py:judge"', 'loss = "no.py:judge"', "'no.py': there is no such file"),
         ('weights = "gan.py"', 'weights = "../w.safetensors"', "expected a file inside this folder"),
         (
+            "[training.nets.critic]",
+            '[training]\noptimizer = "gan.py:make"\n[training.nets.critic]',
+            r"\[training.optimizers\] declares several, .* take optimizer out",
+        ),
+        (
             DECLARED[DECLARED.index("[[") :],
             "",
             "'steps' is not: expected at least one optimizer and one step",
