@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ..models.errors import BadSetting
+from ..models.files.home_folder import at_home
 from ..models.folder.model_name import NAME
 from ..models.nearest_name import nearest_name
 from ..models.order.one_order import DEFAULT_BOUNDS
@@ -151,6 +152,11 @@ class Settings(BaseSettings):
         50, ge=1, description="number of the last checked answers among which `HALFEVEN_DRIFT_OVER` counts"
     )
 
+    @field_validator("store", "models", "state", "key_file", "tls_cert", "tls_key")
+    @classmethod
+    def _is_at_home(cls, value: Path | None) -> Path | None:
+        return None if value is None else at_home(value)
+
     @field_validator("root_path")
     @classmethod
     def _is_a_path(cls, value: str) -> str:
@@ -197,7 +203,7 @@ class Settings(BaseSettings):
     @property
     def endpoint_places(self) -> list[str]:
         """FILE.py:CLASS of each endpoint."""
-        return [place.strip() for place in self.endpoints.split(",") if place.strip()]
+        return [str(at_home(Path(place.strip()))) for place in self.endpoints.split(",") if place.strip()]
 
     @property
     def guard(self) -> WebGuard:

@@ -21,6 +21,7 @@ from rich.table import Column, Table
 from typer.core import TyperCommand, TyperGroup
 
 from ...models.errors import BadSetting, HalfevenError, packages_asked_for
+from ...models.files.home_folder import at_home
 from ...models.order.one_order import one_order
 from ...models.order.order_settings import order_bounds
 from ..access.client_key import VARIABLE, use_key, use_key_in
@@ -61,7 +62,7 @@ def _taken(use: Callable[[Any], None]) -> Callable[[Any], None]:
 
     def take(value: Any) -> None:
         try:
-            use(value)
+            use(_at_home(value))
         except BadSetting as error:
             raise typer.BadParameter(str(error)) from None
 
@@ -109,7 +110,7 @@ def _as_typer_reads(
 
     @wraps(work)
     def run(**given: Any) -> None:
-        end(lambda: work(**{name: given[name] for name in own}), given["as_json"])
+        end(lambda: work(**{name: _at_home(given[name]) for name in own}), given["as_json"])
 
     kind = inspect.Parameter.KEYWORD_ONLY
     listed = [
@@ -119,6 +120,10 @@ def _as_typer_reads(
     run.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
     run.__annotations__ = {name: of for name, (of, _) in options.items()}
     return run
+
+
+def _at_home(value: Any) -> Any:
+    return at_home(value) if isinstance(value, Path) else value
 
 
 def _finish_order(work: Callable[[], Ended], as_json: bool) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from ...exporters.report.version_facts import facts_of
 from ...models.errors import DamagedFile, StoreUnusable, UnknownName
+from ...models.files.home_folder import at_home
 from ...models.store.store import Store, Version
 
 
@@ -77,7 +78,7 @@ def promote(store: Store, model: str, number: str) -> dict[str, Any]:
 def store_at(path: Path, writes: str = "", in_state: bool = False) -> Store:
     """The store at a path that may not exist yet. ``writes``: what the command keeps there; ``in_state``: a server that
     only reads the store takes it from its state folder. Raises StoreUnusable where the command could not use it."""
-    store = Store(path.expanduser().resolve())
+    store = Store(at_home(path).resolve())
     try:
         store.check(writes)
     except StoreUnusable as error:

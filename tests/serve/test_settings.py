@@ -67,6 +67,26 @@ def test_an_argument_that_only_the_environment_can_give_is_refused_with_its_vari
         read_settings(convert_memory_mib=4096)
 
 
+def test_a_home_folder_that_no_shell_expanded_is_found_in_every_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server must look for its keys where `halfeven keys add` wrote them: without a key file it answers
+    everybody."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, field in Settings.model_fields.items():
+        if "Path" in str(field.annotation):
+            assert getattr(read_settings(**{name: f"~/{name}"}), name) == tmp_path / name
+    assert read_settings(endpoints="~/a.py:A").endpoint_places == [f"{tmp_path}/a.py:A"]
+    assert CliRunner().invoke(app, ["keys", "add", "ci", "--store=~/models"]).exit_code == 0
+    monkeypatch.setenv("HALFEVEN_STORE", "~/models")
+    assert read_settings().access.needed
+    assert f"{tmp_path}/none" in CliRunner().invoke(app, ["status", "--key-file=~/none"]).output.replace(
+        "\n", ""
+    )
+    with pytest.raises(BadSetting, match="~nobody-here is no user here"):
+        read_settings(store="~nobody-here/models")
+
+
 @pytest.mark.slow
 def test_every_setting_that_is_an_argument_is_read_somewhere() -> None:
     serve = Path(halfeven.__file__).parent / "serve"
