@@ -33,7 +33,7 @@ def back_up(store: Store, folder: Path, notify: Callable[[str], None]) -> Mappin
         raise StoreUnusable(
             f"the store {store.root} has no model; give --store (or HALFEVEN_STORE) one to copy"
         )
-    with new_folder(folder) as copy:
+    with new_folder(folder, private=True) as copy:
         damaged = []
         if (database := store.root / DATABASE).is_file():
             copy_database(database, copy / DATABASE)

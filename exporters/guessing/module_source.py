@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.numpy import save_file
 from torch import nn
 
 from ...models.capture.capture import describe
 from ...models.errors import BadFolder
+from ...models.files.tensor_file import save_tensors
 from ...models.spec.batch_axis import array_batch_first
 from ...models.spec.datatypes import DATATYPES, name_of
 from ...models.spec.spec import Dim, ModelSpec, TensorSpec
@@ -41,7 +41,7 @@ def guess_module(
     with tempfile.TemporaryDirectory(prefix="halfeven-init-") as scratch:
         file = Path(scratch) / "samples.safetensors"
         if samples is not None:
-            save_file(_examples(samples), file)
+            save_tensors(file, _examples(samples))
         state = str(folder / weights) if weights else None
         names = [key for key in samples or () if not key.startswith(TARGET)]
         found = describe(folder, source, names, file, state, module)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from ...models.errors import BadInput, BadSamples, Conflict
+from ...models.files.tensor_file import save_tensors
 from ..inputs.samples import read_tensors
 from ..onnx.reading.bounded_file import external_files, read_graph
 from .bare import TOML, guess_at
@@ -52,9 +52,8 @@ def write_folder(
         if is_file and where.parent.resolve() != target.resolve():
             copy_model_file(where, filled)
         if (laid_out := arrays if guess.samples is None else guess.samples) is not None:
-            save_file(
-                {name: np.ascontiguousarray(array) for name, array in laid_out.items()}, filled / SAMPLES
-            )
+            own = {name: np.ascontiguousarray(array) for name, array in laid_out.items()}
+            save_tensors(filled / SAMPLES, own)
         (filled / TOML).write_text(guess.toml(), encoding="utf-8")
     return {
         "model": guess.spec.name,

@@ -19,10 +19,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from ...models.errors import BadFolder, BadSamples, HalfevenError, TooLarge
 from ...models.files.guarded_reading import reading
+from ...models.files.tensor_file import save_tensors
 from ...models.files.zip_members import members_of
 from ...models.spec.spec import ModelSpec
 from ..guessing.bare import guess_at
@@ -147,7 +147,7 @@ class _Archive:
                 shutil.copyfile(place, folder / place.name)
         if (given := self.samples if guess.samples is None else guess.samples) is not None:
             arrays = {name: np.ascontiguousarray(array) for name, array in given.items()}
-            save_file(arrays, folder / SAMPLES)
+            save_tensors(folder / SAMPLES, arrays)
 
     def labelled(self, spec: ModelSpec) -> tuple[ModelSpec, dict[tuple[str, str], str]]:
         """The spec with the labels of ``index_to_name.json``, where exactly one output has as many classes; and the

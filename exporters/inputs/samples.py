@@ -18,11 +18,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import safetensors
-import safetensors.numpy
 
 from ...models.errors import BadSamples
 from ...models.files.guarded_reading import guarded, reading
 from ...models.files.opened_file import opened_named
+from ...models.files.tensor_file import save_tensors
 from ...models.files.zip_members import members_of
 from ...models.spec.datatypes import DATATYPES, name_of
 from ...models.spec.spec import Dim, ModelSpec, TensorSpec
@@ -100,11 +100,12 @@ class Samples:
             # `ascontiguousarray` would give a scalar an axis.
             yield indices, {name: np.asarray(array[chosen], order="C") for name, array in self.arrays.items()}
 
-    def save(self, path: Path) -> None:
-        """Write them as safetensors, the layout that `load_samples` reads."""
+    def save(self, path: Path, private: bool = True) -> None:
+        """Write them as safetensors, the layout that `load_samples` reads. ``private``: only the file's owner may read
+        it, for samples may be what callers sent."""
         targets = {TARGET + name: array for name, array in self.targets.items()}
         tensors = {name: np.ascontiguousarray(array) for name, array in {**self.arrays, **targets}.items()}
-        safetensors.numpy.save_file(tensors, path)
+        save_tensors(path, tensors, private)
 
 
 def digests(arrays: Collection[np.ndarray]) -> Iterator[bytes]:

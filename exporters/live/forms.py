@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -21,6 +20,7 @@ from ...models.engines.engine import LIVE_FILE
 from ...models.engines.live_engine import HALVES, LiveEngine, LiveModule, live_json
 from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import CannotConvert, CaptureFailed, EngineFailed
+from ...models.files.tensor_file import save_tensors
 from ...models.folder.package import ModelFolder
 from ...models.store.manifest import sha256_of
 from ...models.store.store import Draft
@@ -255,7 +255,7 @@ class LiveForms(Maker):
     def _write(self, draft: Draft) -> None:
         source, weights = self.built.live.source, draft.folder / WEIGHTS
         if not weights.exists():
-            save_file(self.built.state, weights)
+            save_tensors(weights, self.built.state)
         text = source.text()  # also what forward imported when it was first called
         if any(text.get(file) != sha for file, sha in self.built.text.items()):
             raise CannotConvert(f"{source.folder} was changed while it was converted: convert it again")

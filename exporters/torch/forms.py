@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
@@ -23,6 +22,7 @@ from ...models.engines.onnx_engine import OnnxEngine
 from ...models.engines.torch_engine import TorchEngine
 from ...models.engines.true_fp32 import use_true_fp32
 from ...models.errors import CaptureFailed, HalfevenError
+from ...models.files.tensor_file import save_tensors
 from ...models.folder.package import ModelFolder, Precision
 from ...models.program import runnable, walk
 from ...models.spec.spec import ModelSpec
@@ -133,7 +133,7 @@ class ProgramForms(PlannedForms[ProgramGraph, HalfProgram]):
 
     def write(self, draft: Draft) -> None:
         folder, program = draft.folder, self.subject.exported
-        save_file(_untied(program.state_dict), folder / "weights.safetensors")
+        save_tensors(folder / "weights.safetensors", _untied(program.state_dict))
         save_program(program, folder / "original.pt2", weights=False)
 
     def make(self, name: str, draft: Draft, reference_run: ReferenceRun) -> Made:

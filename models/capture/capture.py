@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.numpy import save_file
 from safetensors.torch import load_file
 from torch import nn
 from torch.export import ExportedProgram, _trace
@@ -29,6 +28,7 @@ from torch.fx import GraphModule
 
 from ..archive.archive import load_program
 from ..errors import BadFolder, CaptureFailed, DamagedFile
+from ..files.tensor_file import save_tensors
 from ..folder.package import ModelFolder
 from ..index_ranges.input_ranges import with_ranges
 from ..machine.usable_cores import prepare_libraries
@@ -40,6 +40,7 @@ from ..spec.datatypes import DATATYPES
 from ..spec.spec import Dim, ModelSpec, TensorSpec
 from . import child, describing, failures
 from .regions import foreign_op, inline_regions
+from .result_file import disk_full, read_result
 from .sources import without_compiler
 
 CHILD, DESCRIBING = "halfeven.models.capture.child", "halfeven.models.capture.describing"
@@ -70,7 +71,7 @@ def capture(folder: ModelFolder, samples: Mapping[str, np.ndarray]) -> Captured:
     with tempfile.TemporaryDirectory(prefix="halfeven-capture-") as name:
         out = Path(name)
         first = {key: np.ascontiguousarray(value[:8]) for key, value in samples.items()}
-        save_file(first, out / "samples.safetensors")
+        save_tensors(out / "samples.safetensors", first)
         request = _request(folder, out)
         result = _result_of(CHILD, request, folder.module)
         weights = load_file(out / "weights.safetensors")  # tied ones are stored once and stay one
@@ -197,8 +198,7 @@ def _run_child(module: str, out: Path, folder: Path) -> dict[str, Any]:
             raise order.out_of_time(f"{code} (its last output: {_last_output(out)})") from None
         finally:
             _kill_group(child)
-        result_file = out / "result.json"
-        result = json.loads(result_file.read_text()) if result_file.is_file() else {}
+        result = read_result(out)
         if result.get("out_of_memory"):
             raise order.out_of_memory(f"{code} ({result['error']}\n{result['traceback'].rstrip()})")
         if not result and (order.was_killed_for_memory() or mentions_lacking_memory(_last_output(out))):
@@ -340,6 +340,8 @@ def result_here(is_captured: bool, request: Mapping[str, Any], module: nn.Module
             return describing.looked_at(torch, asked)
     except Exception as error:
         found = failures.described(error, asked)
+        if found.get("disk_full"):
+            raise disk_full(Path(request["out"])) from error
         trace = f"\n{found['traceback'].rstrip()}" if found["traceback"] else ""
         raise CaptureFailed(
             f"the module {type(module).__name__} cannot be captured: {found['error']}{trace}"

@@ -5,11 +5,11 @@
 ``PARENT`` is the number of the process that started it, with which it ends. Its memory is limited from outside
 (`order/one_order.py`).
 
-Of ours it imports files of this folder alone, as parts of ``halfeven``: a model folder with its own ``models/`` or
-``errors.py`` imports its own. ``sources.py`` makes the module, ``autocast.py`` and
-``regions.py`` handle FP32 islands, ``flat_answers.py`` takes apart what forward gives, ``substitutes.py`` replaces
-operations that no archive may have, ``more_rows.py`` and ``batch_place.py`` free a batch of 1, ``agreement.py`` and
-``other_sizes.py`` compare program and module, ``failures.py`` and ``nonfinite.py`` make the messages.
+Of ours it imports, as parts of ``halfeven``, files of this folder and few that import no torch: a model folder with its
+own ``models/`` or ``errors.py`` imports its own. ``sources.py`` makes the module, ``autocast.py`` and ``regions.py``
+handle FP32 islands, ``flat_answers.py`` takes apart what forward gives, ``substitutes.py`` replaces operations that no
+archive may have, ``more_rows.py`` and ``batch_place.py`` free a batch of 1, ``agreement.py`` and ``other_sizes.py``
+compare program and module, ``failures.py`` and ``nonfinite.py`` make the messages.
 Writes ``program.pt2``, ``weights.safetensors`` and ``result.json`` into the request's ``out`` folder; a failure is a
 ``result.json`` with a sentence and the traceback's tail.
 """
@@ -18,6 +18,7 @@ import gc
 import hashlib
 import importlib
 import inspect
+import io
 import json
 import os
 import sys
@@ -34,6 +35,7 @@ from .agreement import rows_of
 from .failures import Refused, first_lines
 from .kept_tensors import traced
 from .other_sizes import sizes_that_hold
+from .result_file import write_result
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -52,7 +54,7 @@ def main(request_file: str, parent: str, work: Callable[[Request], dict[str, Any
         result = (work or capture)(request)
     except BaseException as error:
         result = failures.described(error, request)
-    (Path(request["out"]) / "result.json").write_text(json.dumps(result))
+    write_result(Path(request["out"]), result)
     sys.stdout.flush()
     os._exit(0 if "error" not in result else 1)  # user threads and atexit hooks may not hold us back
 
@@ -329,7 +331,7 @@ def save(torch: ModuleType, program: "ExportedProgram", out: Path) -> dict[str, 
 
     Gives the name under which each entry of the state dict is stored: tied ones share it.
     """
-    from safetensors.torch import save_file
+    from ..files.tensor_file import save_tensors  # imports NumPy
 
     stored, tensors, seen = {}, {}, {}
     for name, tensor in program.state_dict.items():
@@ -337,7 +339,7 @@ def save(torch: ModuleType, program: "ExportedProgram", out: Path) -> dict[str, 
         stored[name] = seen.setdefault(place, name) if tensor.numel() else name
         if stored[name] == name:
             tensors[name] = tensor.detach().contiguous()
-    save_file(whole_storages(tensors), out / "weights.safetensors")
+    save_tensors(out / "weights.safetensors", whole_storages(tensors))
     for name, tensor in program.state_dict.items():
         shape = () if tensor.numel() else tensor.shape  # torch saves no expanded tensor without elements
         stub = torch.zeros(shape, dtype=tensor.dtype).expand(tensor.shape)
@@ -345,14 +347,13 @@ def save(torch: ModuleType, program: "ExportedProgram", out: Path) -> dict[str, 
         program.state_dict[name] = torch.nn.Parameter(stub, requires_grad=False) if is_parameter else stub
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that an expanded stub is not a complete tensor
-        torch.export.save(program, out / "full.pt2")
-    with zipfile.ZipFile(out / "full.pt2") as full, zipfile.ZipFile(out / "program.pt2", "w") as bare:
+        torch.export.save(program, archive := io.BytesIO())  # into a file, torch's error hides the system's
+    with zipfile.ZipFile(archive) as full, zipfile.ZipFile(out / "program.pt2", "w") as bare:
         for item in full.infolist():
             if "/sample_inputs/" not in item.filename:
                 bare.writestr(item, full.read(item))
             else:
                 bare.writestr(item, b"")
-    (out / "full.pt2").unlink()
     return stored
 
 

@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..order.lacking_memory import is_out_of_memory
+from ..files.durable import no_space_left
+from ..order.lacking_memory import causes, is_out_of_memory
 
 Request = Mapping[str, Any]
 
@@ -83,13 +84,14 @@ class Refused(Exception):
 
 def described(error: BaseException, request: Request) -> dict[str, Any]:
     """A failure as result.json has it: a sentence; where that needs it, the last frames (``traceback``) and all of them
-    (``every_frame``)."""
+    (``every_frame``); and whether the model is not at fault, but a disk or a memory that is full."""
     if isinstance(error, Refused):
         return {"error": str(error), "traceback": ""}
-    found = {"error": explained(error, request), "traceback": tail(error, request)}
+    found: dict[str, Any] = {"error": explained(error, request), "traceback": tail(error, request)}
     found["every_frame"] = "".join(traceback.format_exception(error))[-_LONGEST:]
-    lacking = is_out_of_memory(error)
-    return {**found, "out_of_memory": True} if lacking else found
+    found["disk_full"] = any(map(no_space_left, causes(error)))
+    found["out_of_memory"] = is_out_of_memory(error)
+    return found
 
 
 def explained(error: BaseException, request: Request) -> str:

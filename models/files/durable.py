@@ -5,6 +5,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -194,8 +195,9 @@ def drafted(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
+def new_folder(target: Path, private: bool = False) -> Iterator[Path]:
     """A hidden folder beside ``target`` that takes its place at the end, and vanishes where the block fails.
+    ``private``: only its owner may open it at the end too; else it then has the mode that any new folder has.
 
     Raises Conflict where ``target`` is there and is not an empty folder.
     """
@@ -206,6 +208,8 @@ def new_folder(target: Path) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         yield folder
+        if not private:
+            _open_as_usual(folder)
         try:
             folder.rename(target)
         except OSError as error:  # it was written into meanwhile: what is not empty is never replaced
@@ -213,6 +217,14 @@ def new_folder(target: Path) -> Iterator[Path]:
         fsync(target.parent)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _open_as_usual(folder: Path) -> None:
+    """Add to a folder's mode what any new folder's has: mkdtemp's is for its owner alone."""
+    usual = folder / ".mode"
+    usual.mkdir()
+    folder.chmod(stat.S_IMODE(folder.stat().st_mode | usual.stat().st_mode))
+    usual.rmdir()
 
 
 def _occupied(target: Path) -> Conflict:

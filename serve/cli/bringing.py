@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...models.errors import BadInput
-from .console import DEFAULT_STORE, Ended, StoreAt, command, order
+from .console import DEFAULT_STORE, Ended, StoreAt, check_target, command, order
 
 if TYPE_CHECKING:
     from ...models.store.store import Store
@@ -93,8 +93,9 @@ def pack(target: str, pictures: Path, out: Path, store: "Store") -> Mapping[str,
         raise BadInput(f"{pictures} is no folder: expected pictures, in folders that are named as the labels")
     if out.suffix != ".safetensors":
         raise BadInput(f"{out}: expected a name that ends with .safetensors")
+    check_target("OUT", out, replaces=True)
     is_folder = (Path(target) / "model.toml").is_file()
     spec = read_folder(Path(target)).spec if is_folder else version_called(target, store).spec()
     made = load_samples(pictures, spec)
-    made.save(out)
+    made.save(out, private=False)
     return {"file": str(out), "rows": made.count, "inputs": list(made.arrays), "targets": list(made.targets)}

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from rich.table import Table
 from rich.text import Text
-from safetensors.numpy import save_file
 
 from ...exporters.conversion.convert import Conversion, Options, convert
 from ...exporters.inputs.samples import TARGET, Samples, load_samples
@@ -28,6 +27,7 @@ from ...exporters.report.page import size_text
 from ...models.engines.device_choice import resolve_device
 from ...models.engines.load import load_original
 from ...models.errors import NotReady
+from ...models.files.tensor_file import save_tensors
 from ...models.folder.package import read_folder
 from ...models.store.store import Store, Version
 from ...models.zoo import zoo_folder
@@ -65,7 +65,7 @@ def write_training_file(path: Path) -> Path:
         INPUT: np.concatenate([shifted(images[new]), images[old]]).astype(np.float32),
         TARGET + OUTPUT: np.concatenate([labels[new], labels[old]]).astype(np.int64),
     }
-    save_file(tensors, path)
+    save_tensors(path, tensors)
     return path
 
 

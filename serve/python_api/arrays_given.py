@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from ...exporters.inputs.samples import TARGET
 from ...models.errors import BadInput, BadSamples, BadSetting
+from ...models.files.tensor_file import save_tensors
 from ...models.spec.datatypes import DATATYPES, name_of
 from ...models.store.store import Store
 from ..versions.versions_in_store import store_at
@@ -85,5 +85,5 @@ def rows_in(file: Path, inputs: Mapping[str, Given], targets: Mapping[str, Given
     arrays = {name: as_numpy(value, name) for name, value in named.items()}
     if empty := [name for name, array in arrays.items() if array.ndim and not len(array)]:
         raise BadSamples(f"tensor '{empty[0]}': expected at least one row, got none (first axis = samples)")
-    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, file)
+    save_tensors(file, {name: np.ascontiguousarray(array) for name, array in arrays.items()})
     return arrays

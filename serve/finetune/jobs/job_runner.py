@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from safetensors.numpy import save_file
-
 from ....exporters.inputs.samples import Samples
 from ....models.errors import DamagedFile
+from ....models.files.tensor_file import save_tensors
 from ....models.store.store import Store, Version
 from ...batching.place import Place
 from ...versions.roster import Roster
@@ -236,7 +235,7 @@ class JobRunner:
         """``number``: of the pass, whose files are in ``folder``."""
         metrics = parent.manifest.get("training", {}).get("metrics", [])
         measured = self._measured(job, parent, rows.held_out, metrics)
-        save_file(dict(measured.predictions), folder / "active.safetensors")
+        save_tensors(folder / "active.safetensors", measured.predictions, private=True)
         judges = judging_sets(measured.sets, job.validation_file is not None)
         request = {
             "store": str(self._store.root),

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load, save_file
+from safetensors.torch import load
 from torch import Tensor
 
 from ....models.files.durable import fsync
+from ....models.files.tensor_file import save_tensors
 
 FORMAT = 3
 KEPT = 2  # the last one, and the one before in case the last is damaged
@@ -128,9 +129,9 @@ class Checkpoints:
         shutil.rmtree(draft, ignore_errors=True)
         try:
             draft.mkdir()
-            save_file(dict(tensors), draft / STATE)
+            save_tensors(draft / STATE, tensors, private=True)
             if best:
-                save_file(dict(best), draft / BEST)
+                save_tensors(draft / BEST, best, private=True)
             (draft / NUMBERS).write_text(text)
             self._write_manifest(step, draft)
             shutil.rmtree(place, ignore_errors=True)  # one that was refused

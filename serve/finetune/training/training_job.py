@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from ....models.files.durable import fsync
+from ....models.files.tensor_file import save_tensors
 from ....models.machine import processor
 from ....models.store.manifest import sha256_of
 from . import checkpoints as on_disk
@@ -375,7 +376,7 @@ def in_parents_form(state: Mapping[str, Tensor], parent: Mapping[str, Tensor]) -
 def written(path: Path, tensors: dict[str, Tensor]) -> Path:
     """The file appears whole or not at all."""
     temporary = path.with_suffix(".tmp")
-    save_file(tensors, temporary)
+    save_tensors(temporary, tensors, private=True)
     fsync(temporary)
     temporary.replace(path)
     fsync(path.parent)

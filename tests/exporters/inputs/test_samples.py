@@ -36,6 +36,15 @@ def test_what_is_saved_comes_back_bit_for_bit(random, tmp_path):
     assert np.array_equal(loaded.targets["logits"], targets["logits"])
 
 
+def test_samples_are_for_their_owner_alone_unless_it_is_said_that_they_are_not(random, tmp_path):
+    """Callers sent the samples of a job, and the inputs on which a half drifted."""
+    saved = Samples(encoder_arrays(random, 2), {})
+    for options, others in (({}, 0), ({"private": False}, 0o044)):
+        saved.save(file := tmp_path / "samples.safetensors", **options)
+        assert file.stat().st_mode & 0o077 == others
+        file.unlink()
+
+
 def test_npz_is_read_like_safetensors(random, tmp_path):
     spec = ModelSpec("m", (tensor("x", "FP32", -1, 3),), (tensor("y", "INT32", -1),))
     x, y = random.standard_normal((4, 3)).astype(np.float32), random.integers(0, 9, 4).astype(np.int32)

@@ -94,7 +94,7 @@ def test_wherever_a_write_is_killed_an_original_checkpoint_is_found(
 
     for place, name in (
         (module, "fsync"),
-        (module, "save_file"),
+        (module, "save_tensors"),
         (Path, "mkdir"),
         (Path, "write_text"),
         (Path, "rename"),
@@ -187,11 +187,11 @@ def test_the_last_good_one_stays_until_the_next_is_on_the_disk_though_both_excee
     made = written(tmp_path, 10)
     made.most_bytes = sum(path.stat().st_size for path in made.places()[0].iterdir()) * 3 // 2
 
-    def fails(*_: Any) -> None:
+    def fails(*_: Any, **__: Any) -> None:
         raise fault
 
     with monkeypatch.context() as patched, suppress(Killed):
-        patched.setattr(module, "save_file", fails)
+        patched.setattr(module, "save_tensors", fails)
         assert "No space left" in str(write(made, 20))
     assert step_of(last_good(tmp_path)[0]) == 10
     assert write(made, 30) is None
@@ -201,10 +201,10 @@ def test_the_last_good_one_stays_until_the_next_is_on_the_disk_though_both_excee
 def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = written(tmp_path, 10)
 
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "save_file", full)
+    monkeypatch.setattr(module, "save_tensors", full)
     assert "No space left" in str(write(made, 20))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log.jsonl", "step-00000010"]
 

@@ -359,8 +359,8 @@ def test_a_loss_that_is_not_finite_is_null_and_bad_data(small: Line) -> None:
 
 FILLS_THE_DISK = """
 import sys
-        def write(*_): open("/dev/full", "wb").write(bytes(100_000))
-        sys.modules["halfeven.serve.finetune.training.training_job"].save_file = write
+        def write(*_, **__): open("/dev/full", "wb").write(bytes(100_000))
+        sys.modules["halfeven.serve.finetune.training.training_job"].save_tensors = write
 """
 
 
