@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -128,9 +128,11 @@ def _at_home(value: Any) -> Any:
 
 def _finish_order(work: Callable[[], Ended], as_json: bool) -> None:
     def end(error: HalfevenError) -> None:
-        _print_error(error, as_json)
-        sys.stderr.flush()
-        os._exit(exit_code_of(error))  # with its children; no code of a library can be interrupted
+        try:
+            _print_error(error, as_json)
+            sys.stderr.flush()
+        finally:
+            os._exit(exit_code_of(error))  # with its children; no code of a library can be interrupted
 
     def within_bounds() -> Ended:
         with (
@@ -158,7 +160,7 @@ def finish(work: Callable[[], Ended], as_json: bool) -> None:
         if as_json:
             print_json(facts)
         elif isinstance(shown, str):
-            out.print(shown, markup=False, soft_wrap=True)  # brackets and long lines are the text's own
+            sys.stdout.write(f"{shown.translate(_CONTROL)}\n")  # tabs and long lines are the text's own
         elif shown is not None:
             out.print(shown)
         sys.stdout.flush()
@@ -166,28 +168,37 @@ def finish(work: Callable[[], Ended], as_json: bool) -> None:
 
 
 @contextmanager
-def _written() -> Iterator[None]:
-    """Ends the process with exit code 1 and one sentence where stdout takes no more, as on a full disk."""
+def _written(failed: int = 0) -> Iterator[None]:
+    """Ends the process where stdout takes no more, as on a full disk: with exit code 1 and one sentence, or with that
+    of the work that ``failed``."""
     try:
         yield
     except OSError as error:
-        # The end of the process writes what is left in the buffer: into nothing.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        if error.errno != errno.EPIPE:  # the reader has read enough
+        _into_nothing(1)
+        if not failed and error.errno != errno.EPIPE:  # with that, the reader has read enough
             errors.print(
                 f"error: stdout cannot be written ({error.strerror}), so the result is not shown whole; the work "
                 "is done",
                 markup=False,
             )
-        raise typer.Exit(1) from None
+        raise typer.Exit(failed or 1) from None
+
+
+def _into_nothing(number: int) -> None:
+    """Let stdout or stderr go nowhere: at its end the process writes what is left in the buffer."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 def _print_error(error: HalfevenError | OSError, as_json: bool) -> None:
     code = error.code if isinstance(error, HalfevenError) else "file_error"
     message = str(error) if isinstance(error, HalfevenError) else _of_the_system(error)
-    errors.print(f"error: {message}", markup=False)
+    try:
+        errors.print(f"error: {message}", markup=False)
+    except (OSError, SystemExit):  # rich ends the process at a closed pipe
+        _into_nothing(2)
     if as_json:
-        print_json(_failure(message, code))
+        with _written(exit_code_of(error)):
+            print_json(_failure(message, code))
 
 
 def _failure(message: str, code: str) -> dict[str, Any]:
@@ -207,7 +218,9 @@ def check_target(option: str, file: Path | None, replaces: bool = False) -> None
         return
     folder = file.parent
     written = file if file.exists() and not replaces else folder
-    if file.is_dir() or not folder.is_dir() or not os.access(written, os.W_OK):
+    # Not even /dev/null may be replaced, which can be written.
+    in_the_way = file.exists() and not file.is_file() if replaces else file.is_dir()
+    if in_the_way or not folder.is_dir() or not os.access(written, os.W_OK):
         raise BadSetting(f"{option} {file}: expected a file in a folder that is there and may be written")
 
 
@@ -237,7 +250,7 @@ def _lines() -> Callable[[str], None]:
 
 def _of_the_system(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):  # its file name may be that of what was copied
-        return f"{error.strerror}: free some, or give a folder on another disk (--store, or the file to be written)"
+        return f"{error.strerror}: free some, or give a folder on another disk (--store, TMPDIR, or the file)"
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{error.strerror or error}; give a file or folder that this user may read and write"
 
@@ -293,7 +306,8 @@ def _usage_as_json(asked: bool) -> Iterator[None]:
     except Exception as error:
         wrong: Any = error
         if asked and isinstance(error, _UsageError):
-            print_json(_failure(wrong.format_message(), "bad_usage"))
+            with suppress(typer.Exit), _written(2):  # the sentence is still printed
+                print_json(_failure(wrong.format_message(), "bad_usage"))
         raise
 
 

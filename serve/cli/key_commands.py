@@ -55,8 +55,7 @@ def add(
         notify(note)
     if not as_json:
         notify(f"the key '{name}' ({record.id}): it is printed this once, keep it; the server has its digest")
-        typer.echo(key)
-    return {**_facts(record), "key": key, "note": note or None}, None, 0
+    return {**_facts(record), "key": key, "note": note or None}, key, 0
 
 
 @app.command("list", cls=Command)

@@ -60,6 +60,7 @@ Patches = Annotated[
     Path | None,
     typer.Option(help="Also try changes of the source that let kept nodes be half; write what gains here."),
 ]
+_IN_UTF8 = ["-X", "utf8"]
 app = typer.Typer(
     name="halfeven",
     no_args_is_help=True,
@@ -73,15 +74,26 @@ def use_utf8() -> None:
     """Begin this process again in Python's UTF-8 mode, where the locale has another encoding; its terminal keeps the
     locale's, with a question mark for what that lacks. Child processes inherit both."""
     encoding = locale.getencoding()
-    if sys.flags.utf8_mode or encoding.lower().replace("-", "") == "utf8":
+    if sys.flags.utf8_mode or encoding.lower().replace("-", "") == "utf8" or sys.orig_argv[1:3] == _IN_UTF8:
         return
     os.environ["PYTHONUTF8"] = "1"
     os.environ.setdefault("PYTHONIOENCODING", f"{encoding}:replace")
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    # By option too: with -E or -I Python reads no variable, and of two such options it takes the first.
+    os.execv(sys.executable, [sys.executable, *_IN_UTF8, *sys.orig_argv[1:]])
+
+
+def open_streams() -> None:
+    """Open what the caller closed (``>&-``): a file that is opened later would get its number, and our lines."""
+    while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(handle, True)
+    os.close(handle)
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
 
 
 def main() -> None:
     """The console script. Errors of ours end as one sentence on stderr and an exit code."""
+    open_streams()
     use_utf8()
     if sys.argv[1:2] == ["serve"] and _log_format(sys.argv, os.environ) == "json":
         make_all_stderr_json()  # before a wrong option is refused, and any library that writes to stderr is imported

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ...models.errors import BadInput, BadSetting
-from .console import DEFAULT_STORE, LOCAL, Ended, Json, StoreAt, Url, command, errors, notify
+from .console import DEFAULT_STORE, LOCAL, Ended, StoreAt, Url, command, errors, notify
 from .store_commands import version_named
 
 Published = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -192,7 +192,6 @@ def reproduce(
 @command
 def lint(
     scripts: Annotated[list[Path], typer.Argument(help="Python files, read as one program; none is run.")],
-    as_json: Json = False,
 ) -> Ended:
     """Name the mistakes of half precision in training scripts, each with the line to write instead."""
     from ..finetune.lint.lint import lint
@@ -207,6 +206,4 @@ def lint(
     files = f"{len(scripts)} file{'s' if len(scripts) > 1 else ''}"
     lines.append(f"{len(found)} finding{'' if len(found) == 1 else 's'} in {files}")
     facts = {"status": "found" if found else "clean", "findings": [asdict(one) for one in found]}
-    if not as_json:
-        typer.echo("\n".join(lines))  # rich's console would break lines of code
-    return facts, None, 3 if found else 0
+    return facts, "\n".join(lines), 3 if found else 0

@@ -5,6 +5,9 @@ import io
 import json
 import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
+
+from tests.patience import PATIENCE_S
 
 ODD = "an output [precision] called [/b] of [red]one[/red] model.toml, code.py:X: a class"  # :X: is an emoji of rich
 
@@ -102,6 +107,16 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_work(target: str,
     assert done.exit_code == 2 and f"--out {report}" in done.stderr
 
 
+def test_a_samples_file_replaces_nothing_but_a_file_and_is_refused_before_the_pictures_are_read(
+    tmp_path: Path,
+) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe.safetensors")
+    for out in (tmp_path / "none" / "x.safetensors", pipe):
+        done = CliRunner().invoke(app, ["samples", "none", str(tmp_path), str(out)])
+        assert done.exit_code == 2 and f"OUT {out}" in done.stderr, done.stderr
+    assert pipe.is_fifo()
+
+
 def test_a_store_that_is_a_file_is_refused_by_every_command_that_looks_into_one(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for words in (["doctor"], ["models"]):
@@ -137,6 +152,29 @@ def test_a_usage_error_is_one_object_too(words: list[str]) -> None:
     facts = json.loads(done.stdout)
     assert done.exit_code == 2 and facts["code"] == "bad_usage" and facts["status"] == "failed"
     assert facts["error"].split("'")[0] in done.stderr.replace("\n", " ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "stdout", "code", "said"),
+    [
+        (["models", "--json"], ">&-", 0, ""),
+        (["models", "--json"], ">&- 2>&- <&-", 0, ""),
+        (["convert", "none", "--json"], ">/dev/full", 2, "none does not exist"),
+        (["convert", "--json"], ">/dev/full", 2, "Missing argument"),
+        (["lint", "script.py"], ">/dev/full", 1, "the work is done"),
+        (["keys", "add", "ci"], ">/dev/full", 1, "the work is done"),
+    ],
+)
+def test_an_stdout_that_takes_nothing_changes_no_exit_code_of_a_failure_and_shows_no_traceback(
+    words: list[str], stdout: str, code: int, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").touch()
+    line = f"{shlex.join([sys.executable, '-m', 'halfeven', *words])} {stdout}"
+    done = subprocess.run(
+        line, shell=True, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S
+    )
+    assert done.returncode == code and said in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
 def test_a_lock_needs_a_folder_that_may_be_written_and_no_such_file(

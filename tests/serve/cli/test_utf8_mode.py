@@ -6,12 +6,18 @@ import sys
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 
 @pytest.mark.slow
-def test_a_command_runs_in_a_locale_that_has_ascii_alone() -> None:
-    """The help of the command has an ellipsis, and the files of halfeven are read and written in UTF-8."""
+@pytest.mark.parametrize("options", [[], ["-I"], ["-X", "utf8=0"]])
+def test_a_command_runs_in_a_locale_that_has_ascii_alone(options: list[str]) -> None:
+    """The help of the command has an ellipsis, and the files of halfeven are read and written in UTF-8. Python may be
+    asked to read no variable, or not to use UTF-8."""
     ascii_alone = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
-    command = [sys.executable, "-m", "halfeven.serve.cli.main", "bench", "--help"]
-    done = subprocess.run(command, capture_output=True, env={**os.environ, **ascii_alone})
+    command = [sys.executable, *options, "-m", "halfeven.serve.cli.main", "bench", "--help"]
+    given = {**os.environ, **ascii_alone}
+    done = subprocess.run(command, capture_output=True, env=given, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr.decode(errors="replace")
-    assert b"INPUT=SIZE,?" in done.stdout
+    # With -I Python does not read that the terminal has ASCII alone.
+    assert ("INPUT=SIZE,…".encode() if "-I" in options else b"INPUT=SIZE,?") in done.stdout
