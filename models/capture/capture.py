@@ -78,8 +78,7 @@ def capture(folder: ModelFolder, samples: Mapping[str, np.ndarray]) -> Captured:
         state = {name: weights[stored] for name, stored in result["state"].items()}
         program = normalise(_loaded(out / "program.pt2", state, folder))
     spec = _exact(folder.spec, result["dims"]).with_max_batch_size(result["max_batch_size"])
-    spec = _with_outputs(program, spec, folder.guessed is not None)
-    spec = with_ranges(spec, runnable(program))
+    spec = with_ranges(_with_outputs(program, spec, folder.guessed is not None), runnable(program))
     return Captured(program, spec, tuple(result["notes"]), result.get("imported", {}))
 
 
@@ -208,9 +207,8 @@ def _run_child(module: str, out: Path, folder: Path) -> dict[str, Any]:
             f"{code} ended its process ({exit_words(child.returncode)}); its last output: {_last_output(out)}"
         )
     if "error" in result:
-        frames = (
-            f"\n{result['traceback']}{_kept(result.get('every_frame', ''))}" if result["traceback"] else ""
-        )
+        traceback = result["traceback"]
+        frames = f"\n{traceback}{_kept(result.get('every_frame', ''))}" if traceback else ""
         raise CaptureFailed(f"the model in {folder} cannot be captured: {result['error']}{frames}")
     return result
 

@@ -15,7 +15,6 @@ Writes ``program.pt2``, ``weights.safetensors`` and ``result.json`` into the req
 """
 
 import gc
-import hashlib
 import importlib
 import inspect
 import io
@@ -24,7 +23,7 @@ import os
 import sys
 import warnings
 import zipfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -67,21 +66,7 @@ def capture(request: Request) -> dict[str, Any]:
     libraries = set(sys.path)
     sys.path[:0] = [str(folder), *request["path"]]
     result = captured(torch, request, Path(request["out"]))
-    return {**result, "imported": imported_files(libraries)}
-
-
-def imported_files(libraries: Collection[str]) -> dict[str, str]:
-    """The operator's own Python files that were imported, with their SHA-256: all whose place on ``sys.path`` is none
-    of ``libraries``. Where one place lies in another, the inner one counts."""
-    found = {}
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__dict__", {}).get("__file__")
-        if not isinstance(file, str) or not Path(file).is_file():
-            continue
-        places = [place for place in sys.path if place and file.startswith(f"{place}{os.sep}")]
-        if places and max(places, key=len) not in libraries:
-            found[file] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    return found
+    return {**result, "imported": sources.imported_files(libraries)}
 
 
 def captured(torch: ModuleType, request: Request, out: Path) -> dict[str, Any]:

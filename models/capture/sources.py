@@ -8,6 +8,7 @@
 Runs in the child.
 """
 
+import hashlib
 import importlib.machinery
 import importlib.util
 import inspect
@@ -16,7 +17,7 @@ import os
 import pickle
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -51,6 +52,20 @@ def build(torch: ModuleType, request: Request, folder: Path, attention: str | No
     if source.endswith(".pt2"):
         return program_module(torch, folder / source, request)
     return python_module(torch, source, folder)
+
+
+def imported_files(libraries: Collection[str]) -> dict[str, str]:
+    """The operator's own Python files that were imported, with their SHA-256: all whose place on ``sys.path`` is none
+    of ``libraries``. Where one place lies in another, the inner one counts."""
+    found = {}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__dict__", {}).get("__file__")
+        if not isinstance(file, str) or not Path(file).is_file():
+            continue
+        places = [place for place in sys.path if place and file.startswith(f"{place}{os.sep}")]
+        if places and max(places, key=len) not in libraries:
+            found[file] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    return found
 
 
 def python_module(torch: ModuleType, source: str, folder: Path) -> "nn.Module":
