@@ -95,7 +95,7 @@ class JobRunner:
 
     def remove_ended(self) -> None:
         """Delete the folders of jobs that have ended, and drafts of versions whose conversion is dead."""
-        kept = {job.id for job in self._job_store.unfinished()}
+        kept = set(self._job_store.unfinished())
         for path in (self._store.root / "jobs").glob("*"):
             if path.name not in kept:
                 JobFolder(path).remove()

@@ -88,9 +88,9 @@ class Supervisor:
                 self._runner.remove_ended()  # first: it makes the room that what follows may need
                 # The set is taken before the jobs are read: what has ended since is none that was left.
                 running = set(self._running)
-                for job in self._job_store.unfinished():
-                    if job.status == RUNNING and job.id not in running:
-                        self._take_up(job)
+                for id in self._job_store.unfinished(RUNNING):
+                    if id not in running:
+                        self._take_up(self._job_store.job(id))
                 if (job := self._next()) is not None:
                     self._start(job)
                     continue
@@ -124,9 +124,10 @@ class Supervisor:
         running = set(self._running)  # before the jobs are read, as in `_live`
         if len(running) >= self._at_once:
             return None
-        unfinished = self._job_store.unfinished()
-        beside = [job for job in unfinished if job.id in running]
-        queued = (job for job in unfinished if job.status == QUEUED and job.id not in running)
+        beside = [job for job in map(self._job_store.job, running) if not job.finished]
+        # One at a time: a thousand may wait, each with settings as long as its model's outputs are wide.
+        waiting = (id for id in self._job_store.unfinished(QUEUED) if id not in running)
+        queued = (job for job in map(self._job_store.job, waiting) if job.status == QUEUED)
         return next((job for job in queued if not any(_would_end_stale(job, one) for one in beside)), None)
 
     def _start(self, job: JobRow) -> None:

@@ -241,10 +241,11 @@ def _add_reading(routes: APIRouter, job_store: JobStore) -> None:
 
     @routes.get(JOBS)
     def listing(request: Request, after: str | None = None, limit: Limit = 20) -> Response:
-        """Every job that this key may see, the newest first; `metadata[key]=value` chooses."""
+        """Every job that this key may see, the newest first; `metadata[key]=value` chooses. A page has fewer than
+        `limit` where the settings of its jobs are long."""
         owners = permit_of(request.scope).owners
-        found = job_store.jobs(after, limit + 1, _metadata(request), owners)
-        return json_answer(page_of(found, limit, job_body))
+        found, more = job_store.page(after, limit, _metadata(request), owners)
+        return json_answer(page_of(found, limit, job_body) | {"has_more": more})
 
     @routes.get(JOBS + "/{id}", dependencies=seen)
     def retrieve(id: str) -> Response:

@@ -1,6 +1,6 @@
 """Chooses the loss that each output of a job minimises; checks that it, its weights and its targets fit the output."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,14 +15,15 @@ from .....models.folder.loss_and_optimizer_names import (
     OWN_LOSS,
     short_name,
 )
-from .....models.spec.spec import ModelSpec
+from .....models.spec.spec import Dim, ModelSpec
 from ...data.datasets import TrainingData, named_rows
 from ...training.loop.setting_names import MASK
 from .hyperparameter_table import bad, shown
 
 BALANCED = "balanced"
 LOSS, CLASS_WEIGHTS, LABEL_SMOOTHING, POS_WEIGHT = "loss", "class_weights", "label_smoothing", "pos_weight"
-MOST_CLASSES, MOST_WEIGHT = 65536, 1e6
+MOST_WEIGHTS, MOST_WEIGHT = 65536, 1e6
+MOST_WEIGHTS_OF_FREE = 4096  # where the output's own size does not say how many there are
 _TARGETS = {  # of these losses, the values that a target may have
     "bce_with_logits": (0.0, 1.0), "bce": (0.0, 1.0), "kl_div": (0.0, 1.0), "poisson_nll": (0.0, np.inf),
     "soft_margin": (-1.0, 1.0),
@@ -70,7 +71,7 @@ def read_pos_weight(value: Any) -> float | list[float] | None:
 
 
 def _are_weights(values: list[Any]) -> bool:
-    return 0 < len(values) <= MOST_CLASSES and all(
+    return 0 < len(values) <= MOST_WEIGHTS and all(
         type(one) in (int, float) and 0 < one <= MOST_WEIGHT for one in values
     )
 
@@ -138,17 +139,25 @@ def _check_class_settings(spec: ModelSpec, losses: Mapping[str, str], values: Ma
     of_more = {*CLASS_LOSSES, NLL_OF_PROBABILITIES, "kl_div"}
     if values.get("missing_targets") == MASK and not set(losses.values()) - of_more:
         raise bad("missing_targets", f"{MASK} is for losses of single values, and the losses are {losses}")
-    weights, classed = values.get(CLASS_WEIGHTS), (*CLASS_LOSSES, NLL_OF_PROBABILITIES)
-    if weights is None:
-        return
-    if not (outputs := [output for output, name in losses.items() if name in classed]):
+    classed = [output for output, name in losses.items() if name in (*CLASS_LOSSES, NLL_OF_PROBABILITIES)]
+    if values.get(CLASS_WEIGHTS) is not None and not classed:
         raise bad(CLASS_WEIGHTS, f"are read by losses of classes only, and the losses are {losses}")
+    _check_length(spec, classed, CLASS_WEIGHTS, values, "class")
+    weighted = [output for output, name in losses.items() if name == "bce_with_logits"]
+    _check_length(spec, weighted, POS_WEIGHT, values, "value")
+
+
+def _check_length(
+    spec: ModelSpec, outputs: Collection[str], setting: str, values: Mapping[str, Any], what: str
+) -> None:
+    """``what``: the thing of which the last axis of an output has many."""
+    weights = values.get(setting)
+    if not isinstance(weights, list):
+        return
     for tensor in spec.outputs:
-        classes = tensor.shape[-1] if tensor.shape else None
-        if tensor.name not in outputs or classes is None or not classes.fixed:
-            continue
-        if isinstance(weights, list) and len(weights) != classes.minimum:
-            raise bad(
-                CLASS_WEIGHTS,
-                f"expected {classes.minimum} numbers, one for each class of '{tensor.name}', got {len(weights)}",
-            )
+        last = tensor.shape[-1] if tensor.shape else Dim()
+        fits = len(weights) == last.minimum if last.fixed else len(weights) <= MOST_WEIGHTS_OF_FREE
+        if tensor.name in outputs and not fits:
+            expected = f"{last.minimum}" if last.fixed else f"at most {MOST_WEIGHTS_OF_FREE}"
+            numbers = f"expected {expected} numbers, one for each {what} of '{tensor.name}'"
+            raise bad(setting, f"{numbers}, got {len(weights)}")

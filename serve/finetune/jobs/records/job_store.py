@@ -11,6 +11,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -51,6 +52,7 @@ KEPT_STEPS = 2_000_000  # records of steps of all jobs together, about 500 MB
 _ENDED = f"+status IN ({', '.join(repr(status) for status in sorted(FINAL))})"
 # Each end by itself: SQLite finds one by its key, and reads all records for two.
 _ENDS = ", ".join(f"(SELECT {one}(step) FROM steps WHERE job = id) AS {one}" for one in ("min", "max"))
+_PAGE_CHARACTERS = 2**22  # of the settings of the jobs in one answer: each of their numbers becomes an object
 _OF_A_JOB = ("idempotency_keys", "events", "steps", "evaluations")
 
 
@@ -132,7 +134,14 @@ class JobStore(FileStore):
         self, after: str | None = None, limit: int = 20, metadata: Mapping[str, str] | None = None,
         owners: Owners = None,
     ) -> list[JobRow]:  # fmt: skip
-        """Jobs, the newest first, from the one after job ``after``; only those that have all of ``metadata``."""
+        """Jobs, the newest first, from the one after job ``after``; only those that have all of ``metadata``. They are
+        fewer than ``limit`` where their settings are long (`_PAGE_CHARACTERS`)."""
+        return self.page(after, limit, metadata, owners)[0]
+
+    def page(
+        self, after: str | None, limit: int, metadata: Mapping[str, str] | None, owners: Owners
+    ) -> tuple[list[JobRow], bool]:
+        """A page has the same jobs as `jobs` gives, and says whether there are more behind them."""
         where, values = map(list[Any], chosen(owners))
         if after is not None:
             self.job(after, owners)
@@ -142,7 +151,12 @@ class JobStore(FileStore):
             where.append("EXISTS (SELECT 1 FROM json_each(metadata) WHERE key = ? AND value = ?)")
             values.extend(pair)
         order = " AND ".join(where) + " ORDER BY number DESC LIMIT ?"
-        return [_job(row) for row in self._db.all(_JOB, "jobs", order, *values, limit)]
+        columns = "length(hyperparameters) AS long"
+        long = [row["long"] for row in self._db.all(columns, "jobs", order, *values, limit + 1)]
+        # The first job is always among them.
+        fit = 1 + sum(characters <= _PAGE_CHARACTERS for characters in islice(accumulate(long), 1, limit))
+        rows = self._db.all(_JOB, "jobs", order, *values, fit)
+        return [_job(row) for row in rows], len(long) > fit
 
     def count_by_status(self) -> dict[str, int]:
         """The number of jobs in each status; a status that no job has is left out."""
@@ -183,9 +197,10 @@ class JobStore(FileStore):
                 db.execute("DELETE FROM steps WHERE job = ?", [id])
             held[owner] -= count
 
-    def unfinished(self) -> list[JobRow]:
-        """The oldest first."""
-        return [_job(row) for row in self._db.all(_JOB, "jobs", f"{UNFINISHED} ORDER BY number")]
+    def unfinished(self, status: str | None = None) -> list[str]:
+        """The identifiers of the jobs that have not ended, the oldest first; only those in this ``status``."""
+        chosen, values = (UNFINISHED, ()) if status is None else ("status = ?", (status,))
+        return [row["id"] for row in self._db.all("id", "jobs", f"{chosen} ORDER BY number", *values)]
 
     def move(self, id: str, to: str, **given: Unpack[JobChanges]) -> JobRow:
         """Change the state of a job and record an event about the change, in one transaction.

@@ -21,6 +21,7 @@ def spec() -> ModelSpec:
         TensorSpec("word", "FP32", (Dim(), Dim(3, 3)), "logits"),
         TensorSpec("size", "FP32", (Dim(), Dim(2, 2)), "tensor"),
         TensorSpec("share", "FP32", (Dim(), Dim(4, 4)), "probabilities"),
+        TensorSpec("sizes", "FP32", (Dim(), Dim()), "tensor"),
     )
     return ModelSpec("net", (TensorSpec("x", "FP32", (Dim(), Dim(5, 5))),), outputs, 8)
 
@@ -56,6 +57,10 @@ def test_a_job_s_loss_comes_before_the_model_s_and_that_before_the_kind_s() -> N
         ({"label_smoothing": 1}, "label_smoothing: expected a number from 0 to 0.99, got 1"),
         ({"class_weights": [1, 2]}, "class_weights: expected 3 numbers, one for each class of 'word', got 2"),
         (
+            {"loss": {"size": "bce_with_logits"}, "pos_weight": [1, 2, 3]},
+            "pos_weight: expected 2 numbers, one for each value of 'size', got 3",
+        ),
+        (
             {"class_weights": "equal"},
             'class_weights: expected "balanced", or a number above 0 .*, got .equal',
         ),
@@ -75,6 +80,17 @@ def test_weights_of_classes_need_an_output_of_classes() -> None:
     with pytest.raises(BadInput, match="class_weights: are read by losses of classes only"):
         chosen(learnt={"size": "mse"}, class_weights="balanced")
     assert chosen(class_weights=[1, 2, 0.5]) == LEARNT
+
+
+def test_an_output_of_any_width_does_not_take_any_number_of_weights() -> None:
+    fits: dict[str, Any] = {"learnt": {"sizes": "mse"}, "loss": "bce_with_logits"}
+    assert (
+        chosen(**fits, pos_weight=[1] * 4096) == chosen(**fits, pos_weight=3) == {"sizes": "bce_with_logits"}
+    )
+    with pytest.raises(
+        BadInput, match="pos_weight: expected at most 4096 numbers, one for each value of 'si"
+    ):
+        chosen(**fits, pos_weight=[1] * 4097)
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_what_was_answered_is_there_after_the_process_was_killed(path: Path) -> 
     assert [step["step"] for step in reopened.steps(id)] == [1, 2, 3]
     assert [event.number for event in reopened.events(id)] == [2, 1]
     assert reopened.create_job(request(), "key") == (reopened.job(id), False)
-    assert [job.id for job in reopened.unfinished()] == [id]
+    assert reopened.unfinished() == [id]
     reopened.close()
 
 
@@ -238,7 +238,7 @@ def test_a_waiting_job_is_paused_at_once_and_a_running_one_is_asked_to(
     job_store: JobStore, job: JobRow
 ) -> None:
     assert job_store.request_pause(job.id).status == PAUSED == job_store.request_pause(job.id).status
-    assert [one.id for one in job_store.unfinished()] == [job.id]
+    assert job_store.unfinished() == [job.id]
     with pytest.raises(BadInput, match=job.id):
         job_store.delete_file(FILE.id)
     assert job_store.request_resume(job.id).status == QUEUED == job_store.request_resume(job.id).status
@@ -379,7 +379,26 @@ def test_the_queue_is_first_come_first_served_and_lists_begin_with_the_newest(jo
     assert job_store.jobs(limit=2) == [made[4], made[3]]
     assert job_store.jobs(after=made[3].id, limit=2) == [made[2], made[1]]
     assert job_store.jobs(metadata={"lot": "1"}) == [made[3], made[1]]
-    assert job_store.unfinished() == made[1:]
+    assert job_store.unfinished() == job_store.unfinished(QUEUED) == [job.id for job in made[1:]]
+
+
+def test_a_page_of_jobs_is_bounded_by_the_length_of_their_settings(
+    job_store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PAGE_CHARACTERS", 100)
+    lengths = (90, 45, 45, 200)
+    made = [job_store.create_job(request(hyperparameters={"loss": "x" * n}))[0].id for n in lengths]
+    pages, after = list[list[str]](), None
+    for _ in made:
+        found, more = job_store.page(after, 3, None, None)
+        pages.append([job.id for job in found])
+        after = pages[-1][-1]
+        if not more:
+            break
+    assert pages == [[made[3]], [made[2]], [made[1]], [made[0]]]
+    monkeypatch.setattr(module, "_PAGE_CHARACTERS", 220)
+    assert [len(job_store.page(after, 3, None, None)[0]) for after in (None, made[3])] == [1, 3]
+    assert job_store.page(None, 1, {"lot": "1"}, None) == ([], False)
 
 
 def test_the_same_content_goes_with_the_last_file_that_has_it(job_store: JobStore) -> None:
