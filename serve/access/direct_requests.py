@@ -189,7 +189,7 @@ def ask(
     try:
         answer = answer_to(url, body, sent, timeout_s)
     except TimeoutError as error:
-        raise no_answer(url, error) from None
+        raise no_answer(url, error, timeout_s) from None
     except (OSError, http.client.HTTPException):
         answer = None
     except ValueError as error:  # urllib cannot take it apart, or it is not ASCII
@@ -199,14 +199,17 @@ def ask(
         try:
             answer = answer_to(url, body, sent, timeout_s)
         except (OSError, http.client.HTTPException) as error:
-            raise no_answer(url, error) from None
+            raise no_answer(url, error, timeout_s) from None
     if answer.status >= 300:
         raise _refusal(answer)
     return answer.headers, answer.body
 
 
-def no_answer(url: str, error: Exception) -> NotReady:
-    """The error for a caller whose request got no answer."""
+def no_answer(url: str, error: Exception, timeout_s: float, may_be: str = "") -> NotReady:
+    """The error for a caller whose request got no answer. ``may_be``: the state of a request that was waited for."""
+    if isinstance(error, TimeoutError):
+        may_be = may_be or "the server is busy, or cannot be reached"
+        return NotReady(f"no answer from {url} within {timeout_s:g} s; {may_be}")
     what = f"{type(error).__name__}: {error}".rstrip(": ")
     return NotReady(f"no server answers at {url}: {what}; is `halfeven serve` running there?")
 

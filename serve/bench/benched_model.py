@@ -115,7 +115,7 @@ def ask(url: str, headers: Mapping[str, str], body: bytes | None = None) -> Any:
     try:
         answer = answer_to(url, body, headers, _PATIENCE_S)
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise no_answer(url, error) from None
+        raise no_answer(url, error, _PATIENCE_S) from None
     if (status := answer.status) >= 300:
         refusal = error_of_status(status, answer.body, f"{url} answers")
         raise (

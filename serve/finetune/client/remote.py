@@ -17,7 +17,8 @@ from ...access.direct_requests import answer_to, error_of_status, is_server_url,
 JOBS = "/v1/fine_tuning/jobs"
 _CHUNK = 2**20
 _LONGEST_ANSWER = 2**24  # ten thousand steps of a training with several optimizers are 4 MB
-_TRIAL_TIMEOUT_S, _COMPARING_S = 1500.0, 1800.0  # the server ends a trial before; and three more trainers
+# The server ends a trial before, and the reading of a job's files; three more trainers take so much longer.
+_TRIAL_TIMEOUT_S, _COMPARING_S = 1500.0, 1800.0
 
 Sent = Callable[[int, int], None]
 
@@ -27,7 +28,7 @@ class Remote:
 
     Every call raises `error_of_status`, with the server's own words, where the server refuses or fails; NotReady where
     no server answers. ``timeout_s`` bounds each wait on the wire, ``slow_timeout_s`` those for which the server
-    works through a whole file. ``key``: as `key_headers`.
+    keeps a whole file. ``key``: as `key_headers`.
     """
 
     def __init__(
@@ -59,9 +60,9 @@ class Remote:
 
     def create(self, request: Mapping[str, Any], idempotency_key: str) -> dict[str, Any]:
         """The job made from ``request``; sent again with the same key, the same job."""
-        headers = {"idempotency-key": idempotency_key}
-        # The server reads the file first.
-        return self._call("POST", JOBS, json.dumps(request).encode(), headers, self._slow_timeout_s)
+        headers, body = {"idempotency-key": idempotency_key}, json.dumps(request).encode()
+        may_be = "the job may still be created: `halfeven jobs` lists it"
+        return self._call("POST", JOBS, body, headers, _TRIAL_TIMEOUT_S, may_be=may_be)
 
     def validate(self, request: Mapping[str, Any], compare: bool = False) -> dict[str, Any]:
         """Ask the server to check a job request and to train two steps of it; no job is created. ``compare``: a few
@@ -104,12 +105,14 @@ class Remote:
         body: bytes | Iterator[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
+        may_be: str = "",
     ) -> dict[str, Any]:
+        timeout_s = timeout_s or self._timeout_s
         sent = {"content-type": "application/json", **key_headers(self._key), **(headers or {})}
         try:
-            answer = answer_to(self._place + path, body, sent, timeout_s or self._timeout_s, _bounded, method)
+            answer = answer_to(self._place + path, body, sent, timeout_s, _bounded, method)
         except (OSError, http.client.HTTPException) as error:
-            raise no_answer(self.url + path, error) from None
+            raise no_answer(self.url + path, error, timeout_s, may_be) from None
         if 300 <= answer.status < 400:
             raise sent_on(answer)
         return _read(answer.status, answer.body)

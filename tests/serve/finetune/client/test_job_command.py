@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from halfeven.models.errors import BadInput, CannotServe, NotReady, TooLarge
+from halfeven.serve.finetune.client import remote as client
 from halfeven.serve.finetune.client.dry_run import dry_run_exit_code, dry_run_sentences
 from halfeven.serve.finetune.client.job_command import (
     PATIENCE_S,
     POLL_S,
+    create_job,
     described,
     exit_code,
     fine_tune,
@@ -231,6 +233,24 @@ def test_creating_again_after_a_lost_answer_uses_the_same_key(data: Path) -> Non
     run(script, data)
     keys = [headers["idempotency-key"] for headers in script.headers("POST", JOBS)]
     assert len(keys) == 2 and len(set(keys)) == 1 and keys[0]
+
+
+def test_a_server_that_reads_a_job_s_files_for_long_is_waited_for_and_not_called_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = list[tuple[float, str]]()
+
+    def silent(url: str, body: bytes, headers: dict[str, str], timeout_s: float, *_: object) -> None:
+        asked.append((timeout_s, headers.get("idempotency-key", "")))
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(client, "answer_to", silent)
+    remote = Remote("http://127.0.0.1:1")
+    with pytest.raises(NotReady, match=r"no answer from .* within 1500 s; the job may still be created"):
+        create_job(remote, {}, lambda seconds: None)
+    assert len(asked) == 3 and len(set(asked)) == 1, "the same wish"
+    with pytest.raises(NotReady, match=r"within 10 s; the server is busy, or cannot be reached"):
+        remote.job("ftjob-1")
 
 
 def interrupting(at: int) -> Clock:
