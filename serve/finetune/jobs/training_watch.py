@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from .records.job_store import JobStore
+from .records.job_store import KEPT_OF_A_JOB, JobStore
 from .worker_process import Child
 
 REPORT_EVERY_S = 0.25
@@ -101,7 +101,10 @@ class TrainingWatch:
         if not self._steps:
             return
         self._reported = time.monotonic()
-        self._job_store.record_steps(self._id, self._steps)
+        every = -(-self._total // KEPT_OF_A_JOB)
+        ends = (1, self._total)
+        kept = [line for line in self._steps if line["step"] % every == 0 or line["step"] in ends]
+        self._job_store.record_steps(self._id, kept)
         last, self._steps = self._steps[-1], []
         eta = seconds / max(1, last["step"] - self._first) * (self._total - last["step"])
         progress = {

@@ -46,7 +46,8 @@ from .trainable import LORA_TARGETS, TRAINABLE, read_patterns, read_trainable
 
 OPTIMIZER, LEARNING_RATES = "optimizer", "learning_rates"
 MOST_FACTOR, MOST_FACTORS = 1000.0, 64
-MOST_STEPS = 10_000_000  # of one job: each step is a record
+MOST_STEPS = 10_000_000  # of one job: so many lines its trainer reports
+MOST_EVALUATIONS = 10_000  # of one job: each is a record, an event and a checkpoint
 KNOWN = (
     *RANGES, *WORDS, TRAINABLE, LORA_TARGETS, LOSS, CLASS_WEIGHTS, POS_WEIGHT, OPTIMIZER, LEARNING_RATES
 )  # fmt: skip
@@ -116,7 +117,7 @@ def held_out_share(value: float | str, rows: int) -> float:
 
 def resolve(values: Mapping[str, Any], rows: int, max_batch_size: int) -> dict[str, Any]:
     """The values with a number for every ``auto`` but those that the trainer measures; ``rows``: the number of rows to
-    train on (see this file's head). Raises BadHyperparameter for more than `MOST_STEPS`.
+    train on (see this file's head). Raises BadHyperparameter for more than `MOST_STEPS` or `MOST_EVALUATIONS`.
 
     Source: ``auto`` is the word of OpenAI's fine-tuning jobs; the rules are ours.
     """
@@ -145,6 +146,11 @@ def resolve(values: Mapping[str, Any], rows: int, max_batch_size: int) -> dict[s
         found["growth_interval"] = growth_interval(steps)
     if found["checkpoint_every"] == AUTO:
         found["checkpoint_every"] = math.ceil(steps / 10)
+    if (least := math.ceil(steps / MOST_EVALUATIONS)) > found["checkpoint_every"]:
+        so_many = f"expected at least {least} for {steps} steps ({MOST_EVALUATIONS} evaluations)"
+        raise bad(
+            "checkpoint_every", f"{so_many}, got {found['checkpoint_every']}; raise it, or lower n_epochs"
+        )
     return found
 
 

@@ -47,7 +47,10 @@ _EVENT = ", ".join(field.name for field in fields(JobEvent))
 MOST_UNFINISHED = DEFAULTS.unfinished_jobs
 _RETRY_AFTER_S = 60.0
 KEPT_JOBS = 1000  # of one owner that have ended, the newest
-KEPT_STEPS = 2_000_000  # records of steps of all jobs together, about 500 MB
+KEPT_STEPS = 2_000_000  # records of steps of all jobs that have ended together, about 500 MB
+KEPT_OF_A_JOB = (
+    KEPT_STEPS // 2
+)  # of a longer job every k-th step is recorded, so that its log alone is not too long
 # The plus keeps SQLite from the index by status: the one by owner has all that is asked, and is in its order.
 _ENDED = f"+status IN ({', '.join(repr(status) for status in sorted(FINAL))})"
 # Each end by itself: SQLite finds one by its key, and reads all records for two.
@@ -188,8 +191,9 @@ class JobStore(FileStore):
         jobs, held = defaultdict[str, deque[tuple[str, int]]](deque), Counter[str]()
         for row in self._db.all(last, "jobs", f"{_ENDED} ORDER BY owner, number"):
             if row["last"]:
-                jobs[row["owner"]].append((row["id"], row["last"]))
-                held[row["owner"]] += row["last"]
+                count = min(row["last"], KEPT_OF_A_JOB)
+                jobs[row["owner"]].append((row["id"], count))
+                held[row["owner"]] += count
         while held.total() > kept:
             ((owner, _),) = held.most_common(1)
             id, count = jobs[owner].popleft()
@@ -359,8 +363,10 @@ class JobStore(FileStore):
         low, high = ends["min"], ends["max"]
         every = max(1, -(-(high - low) // max(most - 1, 1)))
         wanted = orjson.dumps([*range(low, high, every), high]).decode()
-        where = "job = ? AND step IN (SELECT value FROM json_each(?)) ORDER BY step"
-        return [orjson.loads(row["record"]) for row in self._db.all("record", "steps", where, id, wanted)]
+        # The first one recorded from each wanted step on: of a long job not every step is (`KEPT_OF_A_JOB`).
+        found = "SELECT MIN(step) FROM steps WHERE job = ? AND step >= value"
+        where = f"job = ? AND step IN (SELECT ({found}) FROM json_each(?)) ORDER BY step"
+        return [orjson.loads(row["record"]) for row in self._db.all("record", "steps", where, id, id, wanted)]
 
 
 def _given(changes: JobChanges) -> dict[str, Any]:

@@ -4,9 +4,27 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from halfeven.serve.finetune.jobs import training_watch as module
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import RUNNING, FileRecord, JobRequest
 from halfeven.serve.finetune.jobs.training_watch import FURTHER_SKIPS, MOST_SKIP_EVENTS, TrainingWatch
+
+
+def test_of_a_very_long_job_every_kth_step_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KEPT_OF_A_JOB", 4)
+    job_store, child = JobStore(tmp_path / "halfeven.db"), SimpleNamespace(seconds=1.0)
+    job_store.add_file(FileRecord("file-1", "a" * 64, 10, "train.npz", 1))
+    job, _ = job_store.create_job(JobRequest("net", "net", 1, "file-1", {}, 3))
+    job_store.move(job.id, RUNNING)
+    step = {"type": "step", "loss": 1.0, "scale": 1.0, "skipped": False, "quarantined": []}
+    lines = [{"type": "started", "total_steps": 10}, *({**step, "step": n} for n in range(1, 11))]
+    TrainingWatch(job_store, job.id, lambda rows: rows).follow(child, lines)  # type: ignore[arg-type]
+    assert [one["step"] for one in job_store.steps(job.id)] == [1, 3, 6, 9, 10]
+    assert job_store.job(job.id).progress["step"] == 10
+    job_store.close()
 
 
 def test_of_very_many_skipped_steps_each_is_in_the_metrics_and_only_some_have_an_event(

@@ -113,6 +113,17 @@ def test_more_steps_than_a_job_may_make_are_refused_with_the_settings_that_make_
     assert caught.value.param == "n_epochs"
 
 
+def test_more_evaluations_than_a_job_may_make_are_refused_with_the_steps_between_them() -> None:
+    def every(steps: int) -> int:
+        asked = {"n_epochs": 1000, "batch_size": 10, "checkpoint_every": steps}
+        return resolve(read_hyperparameters({"hyperparameters": asked}), 1000, 8)["checkpoint_every"]
+
+    assert every(10) == 10
+    with pytest.raises(BadInput, match="checkpoint_every: expected at least 10 for 100000 steps") as caught:
+        every(9)
+    assert caught.value.param == "checkpoint_every"
+
+
 def test_an_opt_level_and_a_precision_that_contradict_each_other_are_refused() -> None:
     def read(**asked: str) -> tuple[str, str]:
         found = read_hyperparameters({"hyperparameters": asked})

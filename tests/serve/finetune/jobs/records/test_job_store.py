@@ -365,6 +365,37 @@ def test_a_long_run_is_thinned_evenly_and_keeps_its_ends(
     assert count == 0 or (steps[0], steps[-1]) == (1, count)
 
 
+def test_a_run_of_which_not_every_step_is_recorded_is_thinned_evenly_too(
+    job_store: JobStore, job: JobRow
+) -> None:
+    job_store.record_steps(job.id, [{"step": n} for n in (1, *range(5, 1001, 5), 1001)])
+    assert [step["step"] for step in job_store.steps(job.id, most=8)] == [
+        1,
+        145,
+        290,
+        430,
+        575,
+        720,
+        860,
+        1001,
+    ]
+    assert len(job_store.steps(job.id)) == 202
+
+
+def test_the_log_of_one_long_job_is_not_forgotten_for_its_length_alone(
+    job_store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KEPT_OF_A_JOB", 3)
+    jobs = [job_store.create_job(request())[0] for _ in range(2)]
+    for job in jobs:
+        job_store.record_steps(job.id, [{"step": 4}, {"step": 8}, {"step": 12}])
+        _to(job_store, job, SUCCEEDED)
+    job_store.forget_old(kept_steps=6)
+    assert [len(job_store.steps(job.id)) for job in jobs] == [3, 3]
+    job_store.forget_old(kept_steps=5)
+    assert [len(job_store.steps(job.id)) for job in jobs] == [0, 3]
+
+
 def test_of_a_long_run_only_the_steps_that_are_answered_are_read(job_store: JobStore, job: JobRow) -> None:
     job_store.record_steps(job.id, [{"step": n} for n in range(1, 20_001)])
     instructions = list[int]()
