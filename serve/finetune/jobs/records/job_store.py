@@ -356,6 +356,10 @@ class JobStore(FileStore):
 
     def steps(self, id: str, most: int = 2000) -> list[dict[str, Any]]:
         """The recorded steps; of more than ``most`` every k-th, and always the first and the last."""
+        return [orjson.loads(record) for record in self.steps_as_json(id, most)]
+
+    def steps_as_json(self, id: str, most: int) -> list[str]:
+        """The same steps as `steps` gives, each as JSON."""
         self.job(id)
         ends = self._db.one(_ENDS, "jobs", "id = ?", id)
         if ends is None or ends["min"] is None:
@@ -366,7 +370,7 @@ class JobStore(FileStore):
         # The first one recorded from each wanted step on: of a long job not every step is (`KEPT_OF_A_JOB`).
         found = "SELECT MIN(step) FROM steps WHERE job = ? AND step >= value"
         where = f"job = ? AND step IN (SELECT ({found}) FROM json_each(?)) ORDER BY step"
-        return [orjson.loads(row["record"]) for row in self._db.all("record", "steps", where, id, id, wanted)]
+        return [row["record"] for row in self._db.all("record", "steps", where, id, id, wanted)]
 
 
 def _given(changes: JobChanges) -> dict[str, Any]:

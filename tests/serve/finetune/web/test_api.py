@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import numpy as np
 import openai
+import orjson
 import pytest
 from halfeven.models.errors import BadInput, DiskFull
 from halfeven.models.files.opened_file import OpenedFile
@@ -26,7 +27,7 @@ from halfeven.serve.finetune.data.files import Files
 from halfeven.serve.finetune.data.kept_files import KeptFiles
 from halfeven.serve.finetune.jobs.job_admission import JobAdmission
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
-from halfeven.serve.finetune.jobs.records.job_types import FileRecord
+from halfeven.serve.finetune.jobs.records.job_types import FileRecord, JobRequest
 from halfeven.serve.finetune.web.api import router
 from halfeven.serve.http.limits.request_limits import DEFAULTS
 from halfeven.serve.http.routes.app import build_app
@@ -697,3 +698,19 @@ def test_checkpoints_are_listed_page_by_page_with_their_losses(place: Place) -> 
 @pytest.mark.parametrize("query", ["limit=0", "limit=100000000", "limit=many"])
 def test_a_page_has_a_sensible_size(place: Place, query: str) -> None:
     assert httpx.get(f"http://{place.address}/v1/fine_tuning/jobs?{query}").status_code == 400
+
+
+def test_the_steps_of_a_job_are_answered_as_they_are_stored(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.job_store.add_file(FileRecord("file-9", "9" * 64, 10, "train.npz", 1))
+    id = place.job_store.create_job(JobRequest("net", "net", 1, "file-9", {}, 3))[0].id
+    steps = [{"step": n, "loss": 1 / n if n > 1 else float("nan"), "cause": 'ä"\n'} for n in range(1, 4)]
+    place.job_store.record_steps(id, steps)
+    expected = {"object": "list", "data": place.job_store.steps(id)}
+    monkeypatch.delattr(JobStore, "steps")
+    found, more = (
+        httpx.get(f"http://{place.address}/v1/fine_tuning/jobs/{id}/metrics?most={most}")
+        for most in (10_000, 10_001)
+    )
+    assert more.status_code == 400 and found.json() == expected and found.content == orjson.dumps(expected)
