@@ -359,7 +359,7 @@ class JobStore(FileStore):
         return [orjson.loads(record) for record in self.steps_as_json(id, most)]
 
     def steps_as_json(self, id: str, most: int) -> list[str]:
-        """The same steps as `steps` gives, each as JSON."""
+        """Each of the steps that `steps` gives, as the JSON that is stored."""
         self.job(id)
         ends = self._db.one(_ENDS, "jobs", "id = ?", id)
         if ends is None or ends["min"] is None:
