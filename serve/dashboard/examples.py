@@ -11,7 +11,7 @@ import numpy as np
 from ...models.errors import BadRequest
 from ...models.pictures.picture import is_picture
 from ...models.spec.spec import Dim, ModelSpec, TensorSpec
-from ..http.codecs.json_numbers import array_of, parse
+from ..http.codecs.json_numbers import array_of, number_of, parse
 from ..http.codecs.multipart import is_multipart, read_parts
 from ..http.codecs.numpy_files import NPY, read_npy
 from ..http.codecs.pictures import rows_of
@@ -108,7 +108,6 @@ def _row(spec: ModelSpec, tensor: TensorSpec, data: bytes, lease: Lease) -> np.n
         return array[None] if spec.batched and array.ndim == len(tensor.shape) - 1 else array
     with lease.meanwhile(json_bytes(data)):
         value = parse(data)
-        if not spec.batched and tensor.shape:
-            return array_of(value, tensor.type, where)
-        array = array_of([value], tensor.type, where)
-        return array if spec.batched else array.reshape(())
+        if spec.batched:
+            return array_of([value], tensor.type, where)
+        return (array_of if tensor.shape else number_of)(value, tensor.type, where)

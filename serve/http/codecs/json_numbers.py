@@ -106,6 +106,15 @@ def array_of(data: object, datatype: Datatype, where: str) -> np.ndarray:
         ) from None
 
 
+def number_of(value: object, datatype: Datatype, where: str) -> np.ndarray:
+    """One JSON number as an array without axes; lists of one element may be around it. Raises BadRequest as `array_of`,
+    and where there are several numbers or none."""
+    array = array_of([value], datatype, where)
+    if array.size != 1:
+        raise BadRequest(f"{where}: expected one number, got {array.size}")
+    return array.reshape(())
+
+
 def _flatten(data: object, where: str) -> tuple[list[Any], list[int]]:
     if not isinstance(data, list):
         raise BadRequest(f"{where}: expected a list of numbers, nested or flat, got {show(data)}")

@@ -21,7 +21,17 @@ from ....models.spec.datatypes import name_of
 from ....models.spec.spec import ModelSpec, TensorSpec
 from ...batching.interface import NO_TERMS, Terms
 from ..limits.memory_budget import Lease, json_bytes
-from .json_numbers import MANY, PIECE, array_of, dump_nested, dump_rows, parse_tensors, show, writable
+from .json_numbers import (
+    MANY,
+    PIECE,
+    array_of,
+    dump_nested,
+    dump_rows,
+    number_of,
+    parse_tensors,
+    show,
+    writable,
+)
 from .multipart import is_multipart, read_parts
 from .numpy_files import NPY, NPY_TYPE, NPZ, NPZ_TYPE, read_npy, read_npz, write_npy, write_npz
 from .pictures import BASE64, array_of_files, arrays_of_parts, is_file, packed, picture_inputs, rows_of
@@ -119,7 +129,7 @@ def _array(spec: ModelSpec, tensor: TensorSpec, data: list[Any], where: str, lea
     if tensor.picture is not None and is_file(data[0]):
         return array_of_files(spec, tensor, data, where, lease)
     if not spec.batched and len(tensor.shape) == 0:
-        return array_of(data, tensor.type, where).reshape(())
+        return number_of(data[0], tensor.type, where)
     if not spec.batched:
         return array_of(data[0], tensor.type, f"{where}[0]")
     return array_of(data, tensor.type, where)
@@ -162,7 +172,7 @@ def _labels(spec: ModelSpec, rows: Sequence[np.ndarray]) -> list[Any] | None:
         (t, a) for t, a in zip(spec.outputs, rows, strict=True) if t.kind in ("logits", "probabilities")
     )
     tensor, scores = next(scored, (None, rows[0]))
-    if tensor is None or scores.ndim < 2 or scores.shape[-1] != len(tensor.labels):
+    if tensor is None or not tensor.labels or scores.ndim < 2 or scores.shape[-1] != len(tensor.labels):
         return None
     best = np.array(tensor.labels, dtype=object)[np.argmax(scores, axis=-1)]
     best[np.isnan(scores).any(axis=-1)] = None

@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from halfeven.models.errors import BadRequest
 from halfeven.models.spec.spec import ModelSpec, TensorSpec
 from halfeven.models.spec.value_range import ValueRange
 from halfeven.serve.dashboard.examples import curl, example, python, read_typed
@@ -72,6 +73,13 @@ def test_the_form_as_it_is_filled_in_is_taken(spec: ModelSpec) -> None:
     fields = [json.dumps(example(spec, one)).encode() for one in spec.inputs]
     body, kind = typed(*fields)
     assert read_typed(spec, kind, body, unlimited()).rows == 1
+
+
+@pytest.mark.parametrize(("came", "numbers"), [(b"[1, 2]", 2), (b"[]", 0)])
+def test_a_list_in_the_form_of_one_number_is_refused(came: bytes, numbers: int) -> None:
+    body, kind = typed(came)
+    with pytest.raises(BadRequest, match=f"input 'x': expected one number, got {numbers}"):
+        read_typed(SPECS[-1], kind, body, unlimited())
 
 
 def test_an_array_file_is_taken_with_and_without_the_axis_of_the_batch(tmp_path: Any) -> None:

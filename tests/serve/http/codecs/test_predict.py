@@ -15,6 +15,7 @@ from tests.specs import tensor
 X = tensor("x", "FP32", -1, 2, 3)
 ONE = ModelSpec("one", (X,), (X,), 4)
 TWO = ModelSpec("two", (tensor("ids", "INT64", -1, "n"), tensor("mask", "BOOL", -1, "n")), (X,), 4)
+NUMBER = ModelSpec("number", (tensor("x", "FP32"),), (X,), 0)
 LABELS = ("ant", "bee", "cat")
 
 
@@ -103,6 +104,12 @@ BAD = {
         r"instances\[1\]: expected an object",
     ),
     "unequal lengths": (TWO, b'{"instances": [{"ids": [1, 2], "mask": [true]}]}', r"axis 1 \(n\)"),
+    "two numbers for one": (
+        NUMBER,
+        b'{"instances": [[1, 2]]}',
+        "input 'x' of model 'number': instances: expected one number, got 2",
+    ),
+    "no number for one": (NUMBER, b'{"instances": [{"x": []}]}', "expected one number, got 0"),
     "a fraction": (
         TWO,
         b'{"instances": [{"ids": [1.5], "mask": [true]}]}',
@@ -152,5 +159,11 @@ def test_a_row_with_a_score_that_is_no_number_has_no_label() -> None:
 
 
 def test_there_are_no_labels_where_none_belong() -> None:
-    for spec, shape in ((scoring("tensor"), (1, 3)), (scoring(), (1, 4)), (ONE, (1, 2, 3))):
+    none = ModelSpec("none", (X,), (tensor("scores", "FP32", -1, -1, kind="logits"),))
+    for spec, shape in (
+        (scoring("tensor"), (1, 3)),
+        (scoring(), (1, 4)),
+        (ONE, (1, 2, 3)),
+        (none, (1, 0)),
+    ):
         assert "labels" not in written(spec, np.zeros(shape, np.float32))
