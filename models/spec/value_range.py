@@ -85,6 +85,9 @@ class ValueRange:
         return ends[0] if len(ends) == 1 else np.array(ends, dtype=object)
 
 
+BYTES_OF_BOOL = ValueRange((0,), (1,))  # what an engine computes with any other byte is not defined
+
+
 def _side_by_side(one: ValueRange, other: ValueRange) -> list[tuple[int, int, int, int]]:
     width = max(len(one.low), len(other.low))
 

@@ -186,11 +186,12 @@ class BatchScheduler:
     def _mistake(self, batch: FormedBatch, error: BaseException) -> list[Outcome]:
         """The answers where memory is lacking, or where the mistake is ours: every request gets the error."""
         logger.error("a batch of '%s' could not be run", self.spec.name, exc_info=error)
-        failed = EngineFailed(f"{type(error).__name__}: {error}")
         for request in batch.requests:
             if request.part is None:  # of a divided request the last part counts
                 self._counters.failed(self._clock() - request.since_ns)
-        return [(request, failed) for request in batch.requests]
+        # One error for each: every caller that awaits it adds its frames, with all that they hold, to the traceback.
+        words = f"{type(error).__name__}: {error}"
+        return [(request, EngineFailed(words)) for request in batch.requests]
 
     def finish_begun(self) -> None:
         """Answer what the active version has begun: batches under way, and split requests to their last part."""

@@ -97,7 +97,10 @@ class InferCodec:
         self._all_json = tuple(RequestedOutput(i, False) for i in range(len(spec.outputs)))
         self._heads: dict[tuple[Any, ...], bytes] = {}
         self._plans: dict[bytes, _Plan] = {}
-        self._has_ranges = any(tensor.range is not None or tensor.lengths_of for tensor in spec.inputs)
+        self._has_bounds = any(
+            tensor.range is not None or tensor.lengths_of or tensor.datatype == "BOOL"
+            for tensor in spec.inputs
+        )
 
     def read(self, body: bytes, header_length: str | None = None) -> InferRequest:
         """Read a request body; ``header_length`` is the Inference-Header-Content-Length, as it came.
@@ -118,7 +121,7 @@ class InferCodec:
     def _checked(self, request: InferRequest) -> InferRequest:
         if self._moves:
             request = request._replace(arrays=list(map(array_batch_first, request.arrays, self._axes_in)))
-        if self._has_ranges:
+        if self._has_bounds:
             self.spec.check_values(request.arrays)
         return request
 

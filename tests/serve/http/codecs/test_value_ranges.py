@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from halfeven.exporters.inputs.samples import load_samples
 from halfeven.models.errors import BadInput
-from halfeven.models.spec.datatypes import Wire
+from halfeven.models.spec.datatypes import Wire, name_of
 from halfeven.models.spec.spec import ModelSpec
 from halfeven.models.spec.value_range import ValueRange
 from halfeven.serve.finetune.data.datasets import read_training
@@ -42,7 +42,7 @@ def v2_binary(spec: ModelSpec, ids: np.ndarray) -> None:
     """Read two requests with one header: the header is remembered, the numbers are not."""
     entry = {
         "name": "ids",
-        "datatype": "INT64",
+        "datatype": name_of(ids.dtype),
         "shape": ids.shape,
         "parameters": {"binary_data_size": ids.nbytes},
     }
@@ -90,6 +90,21 @@ def test_a_request_is_refused_by_name_and_range(
         way(SPEC, ids)
     assert str(caught.value) == (
         f"input 'ids' of model 'words': values must lie in 0..30521, got {value} at [0, {place}]"
+    )
+
+
+@pytest.mark.parametrize("way", [v2_binary, v2_raw, predict_npy, predict_npz])
+def test_a_bool_whose_byte_is_neither_0_nor_1_is_refused(
+    way: Callable[[ModelSpec, np.ndarray], None],
+) -> None:
+    spec = ModelSpec("words", (tensor("ids", "BOOL", -1, 6),), SPEC.outputs, 8)
+    given = np.array([[0, 1, 1, 0, 1, 0]], np.uint8)
+    way(spec, given.view(np.bool_))
+    given[0, 3] = 255
+    with pytest.raises(BadInput) as caught:
+        way(spec, given.view(np.bool_))
+    assert str(caught.value) == (
+        "input 'ids' of model 'words': values must lie in 0..1, got 255 at [0, 3], for they are the bytes of a BOOL"
     )
 
 
