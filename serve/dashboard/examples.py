@@ -104,7 +104,7 @@ def _row(spec: ModelSpec, tensor: TensorSpec, data: bytes, lease: Lease) -> np.n
     if tensor.picture is not None and is_picture(data):
         return rows_of(spec, tensor, [(where, data)], lease)
     if data.startswith(NPY):
-        array = read_npy(data, where)
+        array = read_npy(data, where, lease)
         return array[None] if spec.batched and array.ndim == len(tensor.shape) - 1 else array
     with lease.meanwhile(json_bytes(data)):
         value = parse(data)

@@ -158,7 +158,7 @@ async def read_order(
     """
     body = await read_json_body(request.scope, request.receive, limit, timeout_s, more_room)
     kinds = request.headers.getlist("content-type")
-    if body.strip() and ((needs_type and not kinds) or not all(map(_is_json, kinds))):
+    if body.strip() and ((needs_type and not kinds) or not all(map(is_json, kinds))):
         came = repr(", ".join(kinds)[:80]) if kinds else "none"
         raise NotJson(
             f"expected the content type application/json, got {came}; send the header "
@@ -167,7 +167,8 @@ async def read_order(
     return body
 
 
-def _is_json(kind: str) -> bool:
+def is_json(kind: str) -> bool:
+    """True if a content type is JSON, or a kind of it (``application/problem+json``)."""
     name = kind.partition(";")[0].strip().lower()
     return name == "application/json" or (name.startswith("application/") and name.endswith("+json"))
 

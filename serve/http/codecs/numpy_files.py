@@ -5,6 +5,7 @@ body wherever it can be one.
 """
 
 import io
+import re
 import struct
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -25,11 +26,25 @@ _MAX_HEADER = 10_000  # characters that are read as a Python literal
 _MAX_DIRECTORY = 65_536  # bytes of a zip's list of members: some hundred tensors
 _END, _END_SIZE, _END_LONGEST = b"PK\x05\x06", 22, 22 + 65_535
 _ZIP64_LOCATOR, _LOCATOR_SIZE = b"PK\x06\x07", 20
+# The header as numpy writes it, of an array that is little-endian and in rows.
+_PLAIN = re.compile(
+    rb"\x93NUMPY[\1\2]\0.{2,4}?\{'descr': '[<|]\w{1,8}', 'fortran_order': False, "
+    rb"'shape': \([\d, ]{0,512}\), \} {0,128}\n",
+    re.DOTALL,
+)
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
-def read_npy(data: bytes, where: str) -> np.ndarray:
-    """One array, little-endian and C-contiguous; read-only where it is a view. Raises BadRequest."""
+def is_plain_npy(data: bytes) -> bool:
+    """True if the array is a view of the data. A header that numpy would write otherwise makes it False too."""
+    return _PLAIN.match(data) is not None
+
+
+def read_npy(data: bytes, where: str, lease: Lease) -> np.ndarray:
+    """One array, little-endian and C-contiguous; read-only where it is a view. A copy counts in the lease.
+
+    Raises BadRequest, TooLarge, Overloaded.
+    """
     stream = io.BytesIO(data)
     try:
         shape, is_fortran, dtype = _HEADERS[npy.read_magic(stream)](stream, max_header_size=_MAX_HEADER)
@@ -48,7 +63,10 @@ def read_npy(data: bytes, where: str) -> np.ndarray:
     array = np.ndarray(shape, dtype, data, stream.tell(), order="F" if is_fortran else "C")
     if dtype.kind == "V" and dtype.itemsize == 2:  # how numpy saves bfloat16
         array = array.view(ml_dtypes.bfloat16)
-    return np.asarray(array, array.dtype.newbyteorder("<"), order="C")
+    plain = array.dtype.newbyteorder("<")
+    if array.dtype != plain or not array.flags.c_contiguous:
+        lease.add(array.nbytes)
+    return np.asarray(array, plain, order="C")
 
 
 def _is_a_shape(shape: Sequence[int], itemsize: int) -> bool:
@@ -73,7 +91,7 @@ def read_npz(body: bytes, max_bytes: int, lease: Lease) -> dict[str, np.ndarray]
         raise
     except Exception as fault:
         raise BadRequest(f"the body is not an npz file: {str(fault)[:200]}") from None
-    return {name: read_npy(part, f"'{name}' in the npz file") for name, part in data.items()}
+    return {name: read_npy(part, f"'{name}' in the npz file", lease) for name, part in data.items()}
 
 
 def _check_directory(body: bytes) -> None:

@@ -33,7 +33,7 @@ from .json_numbers import (
     writable,
 )
 from .multipart import is_multipart, read_parts
-from .numpy_files import NPY, NPY_TYPE, NPZ, NPZ_TYPE, read_npy, read_npz, write_npy, write_npz
+from .numpy_files import NPY, NPY_TYPE, NPZ, NPZ_TYPE, is_plain_npy, read_npy, read_npz, write_npy, write_npz
 from .pictures import BASE64, array_of_files, arrays_of_parts, is_file, packed, picture_inputs, rows_of
 
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
@@ -191,7 +191,7 @@ def is_quick(content_type: str, body: bytes) -> bool:
     if is_multipart(content_type) or is_picture(body) or body.startswith(NPZ):
         return False
     # A key may also be written with escapes: "\\u0062\\u0036\\u0034" is the same key.
-    return body.startswith(NPY) or (
+    return is_plain_npy(body) or (
         len(body) <= SHORT_JSON and _FILE_IN_JSON not in body and _ESCAPE not in body
     )
 
@@ -212,7 +212,7 @@ def read_body_of(
     if body.startswith(NPZ):
         return taken_as_called(spec, read_npz(body, max_bytes, lease))
     if body.startswith(NPY):
-        return _from_npy(spec, body)
+        return _from_npy(spec, body, lease)
     _check_said(content_type, body)
     if len(body) <= SHORT_JSON:
         return read_predict(spec, body, lease)
@@ -230,13 +230,13 @@ def _one_picture(spec: ModelSpec, body: bytes, lease: Lease) -> np.ndarray:
     return rows_of(spec, tensor, [("the body", body)], lease)
 
 
-def _from_npy(spec: ModelSpec, body: bytes) -> PredictRequest:
+def _from_npy(spec: ModelSpec, body: bytes, lease: Lease) -> PredictRequest:
     if len(spec.inputs) != 1:
         raise BadRequest(
             f"an npy file has one array, model '{spec.name}' has the inputs {[t.name for t in spec.inputs]}; "
             "send an npz file with arrays of these names"
         )
-    return taken_as_called(spec, {spec.inputs[0].name: read_npy(body, "the npy file")})
+    return taken_as_called(spec, {spec.inputs[0].name: read_npy(body, "the npy file", lease)})
 
 
 def _check_said(content_type: str, body: bytes) -> None:

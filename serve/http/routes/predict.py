@@ -12,7 +12,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from ....models.errors import UnknownName
 from ....models.spec.spec import ModelSpec
 from ...endpoint.endpoint_process import EndpointProcess
-from ..caller import answer_or_leave, lease_of, read_body
+from ..caller import answer_or_leave, is_json, lease_of, read_body
 from ..codecs.infer import InferCodec, InferRequest
 from ..codecs.numpy_files import NPY_TYPE, NPZ_TYPE
 from ..codecs.predict import (
@@ -99,17 +99,17 @@ def add_endpoints(
                 f"model '{m}' has no endpoint: `halfeven serve --endpoint FILE.py:CLASS` gives it one"
             )
         body = await _read(request, inference, max_body_bytes, body_timeout_s)
-        is_json = "json" in request.headers.get("content-type", "")
-        if is_json:
+        says_json = is_json(request.headers.get("content-type", ""))
+        if says_json:
             lease_of(request.scope).add(json_bytes(body))
         with process.places.take(permit_of(request.scope).owner):
-            return await _through(process, served.spec, body, is_json, request)
+            return await _through(process, served.spec, body, says_json, request)
 
     async def _through(
-        process: EndpointProcess, spec: ModelSpec, body: bytes, is_json: bool, request: Request
+        process: EndpointProcess, spec: ModelSpec, body: bytes, says_json: bool, request: Request
     ) -> Response:
         id, tensors, length = await process.preprocess(
-            body, is_json, {one.name: one.datatype for one in spec.inputs}
+            body, says_json, {one.name: one.datatype for one in spec.inputs}
         )
 
         def read(codec: InferCodec) -> InferRequest:

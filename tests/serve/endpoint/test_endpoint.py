@@ -147,11 +147,13 @@ def server(half: he.Half, folder: Path, tmp_path_factory: pytest.TempPathFactory
         yield he.Client(running.url)
 
 
-def call(url: str, body: Any, name: str = "detector", key: str = "") -> tuple[int, bytes, str]:
-    """The status, the body and the content type. Bytes are sent as such, all else as JSON."""
+def call(
+    url: str, body: Any, name: str = "detector", key: str = "", kind: str = ""
+) -> tuple[int, bytes, str]:
+    """The status, the body and the content type. Bytes are sent as such, all else as JSON. ``kind``: said of it."""
     is_json = not isinstance(body, bytes)
     headers = {
-        "Content-Type": "application/json" if is_json else "text/plain",
+        "Content-Type": kind or ("application/json" if is_json else "text/plain"),
         "Authorization": f"Bearer {key}",
     }
     request = urllib.request.Request(
@@ -184,6 +186,20 @@ def test_a_request_goes_through_the_code_and_the_model_and_back(server: he.Clien
     np.testing.assert_array_equal(
         np.frombuffer(answer, np.float32).reshape(3, 3), half(np.repeat(values, 3, 0) * np.float32(2))
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("Application/JSON; charset=utf-8", b'{"values": [1, 2, 3, 4]}'),
+        ("application/vnd.values+json", b'{"values": [1, 2, 3, 4]}'),
+        ("application/x-notjson", b"1 2 3 4"),
+    ],
+)
+def test_the_code_gets_json_where_the_content_type_is_json_and_else_bytes(
+    server: he.Client, kind: str, body: bytes
+) -> None:
+    assert json.loads(call(server.url, body, kind=kind)[1])["count"] == 4
 
 
 def test_lists_of_numbers_are_an_array_of_the_model_s_datatype(server: he.Client) -> None:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from halfeven.models.errors import BadRequest, TooLarge
 from halfeven.models.spec.datatypes import DATATYPES
-from halfeven.serve.http.codecs.numpy_files import read_npy, read_npz, write_npy, write_npz
-from halfeven.serve.http.limits.memory_budget import unlimited
+from halfeven.serve.http.codecs.numpy_files import is_plain_npy, read_npy, read_npz, write_npy, write_npz
+from halfeven.serve.http.limits.memory_budget import FREE_BYTES, MemoryBudget, unlimited
+from numpy.lib import format as npy_format
 
 MIB = 2**20
 
@@ -53,30 +54,59 @@ def shaped(shape: tuple[int, ...], descr: str = "<f4", is_fortran: bool = False)
 @pytest.mark.parametrize("datatype", DATATYPES)
 def test_every_datatype_is_read_as_numpy_saved_it(datatype: str) -> None:
     array = np.random.default_rng().integers(0, 2, (3, 4)).astype(DATATYPES[datatype].numpy)
-    came = read_npy(npy(array), "it")
+    came = read_npy(npy(array), "it", unlimited())
     assert came.dtype == array.dtype
     np.testing.assert_array_equal(came, array)
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
+@pytest.mark.parametrize("datatype", DATATYPES)
+def test_an_array_that_is_a_view_is_known_by_its_header(datatype: str, version: tuple[int, int]) -> None:
+    array = np.zeros((3, 4), DATATYPES[datatype].numpy)
+    for one in (array, array[0], array[0, 0]):
+        out = io.BytesIO()
+        npy_format.write_array(out, one, version)
+        assert is_plain_npy(out.getvalue())
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '>f4', 'fortran_order': False, 'shape': (2, 2), }\n",
+        "{'descr': '<f4', 'fortran_order': True, 'shape': (2, 2), }\n",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 2), 'fortran_order': True, }\n",
+    ],
+)
+def test_an_array_that_has_to_be_turned_is_known_and_its_copy_is_counted(header: str) -> None:
+    data, lease = headed(header, bytes(16)), MemoryBudget(FREE_BYTES).lease()
+    lease.add(FREE_BYTES)
+    read_npy(headed("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 2), }\n", bytes(16)), "it", lease)
+    assert lease.held == 0 and not is_plain_npy(data)
+    read_npy(data, "it", lease)
+    assert lease.held == 16
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("byteorder", ["<", ">"])
 def test_the_other_byte_order_and_columns_first_are_turned(order: Any, byteorder: Any) -> None:
     array = np.random.default_rng().standard_normal((3, 4, 5)).astype(np.float32)
-    came = read_npy(npy(np.asarray(array, np.dtype(np.float32).newbyteorder(byteorder), order=order)), "it")
+    came = read_npy(
+        npy(np.asarray(array, np.dtype(np.float32).newbyteorder(byteorder), order=order)), "it", unlimited()
+    )
     np.testing.assert_array_equal(came, array)
     assert came.flags.c_contiguous and came.dtype == np.dtype("<f4")
 
 
 def test_plain_numbers_are_a_view_of_the_body() -> None:
     body = npy(np.arange(6.0))
-    came = read_npy(body, "it")
+    came = read_npy(body, "it", unlimited())
     assert not came.flags.owndata and not came.flags.writeable
 
 
 def test_a_number_alone_and_an_array_of_none_are_arrays_too() -> None:
-    assert read_npy(npy(np.array(2.5)), "it").shape == ()
+    assert read_npy(npy(np.array(2.5)), "it", unlimited()).shape == ()
     assert np.load(io.BytesIO(write_npy(np.array(2.5)))).shape == ()
-    assert read_npy(npy(np.zeros((0, 4), np.float32)), "it").shape == (0, 4)
+    assert read_npy(npy(np.zeros((0, 4), np.float32)), "it", unlimited()).shape == (0, 4)
 
 
 BAD_NPY = {
@@ -119,7 +149,7 @@ BAD_NPY = {
 def test_a_bad_npy_is_refused(case: str) -> None:
     data, fault = BAD_NPY[case]
     with pytest.raises(BadRequest, match=fault):
-        read_npy(data, "the npy file")
+        read_npy(data, "the npy file", unlimited())
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])

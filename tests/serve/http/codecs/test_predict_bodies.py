@@ -238,12 +238,14 @@ def test_what_an_npz_unpacks_to_is_bounded() -> None:
         read(PLAIN, out.getvalue())
 
 
-def test_only_short_json_and_npy_are_read_on_the_event_loop() -> None:
+def test_only_short_json_and_npy_that_is_a_view_are_read_on_the_event_loop() -> None:
     assert is_quick(CURL, b'{"instances": [[1, 2, 3]]}') and is_quick("", npy(np.zeros(MIB)))
     for body, kind in (
         (WHOLE, CURL),
         (as_json(WHOLE), CURL),
         (saved(x=np.zeros(3)), CURL),
+        (npy(np.zeros((300, 300), order="F")), CURL),
+        (npy(np.zeros(MIB, ">f4")), CURL),
         (form(), FORM),
         (b" " * 70_000, CURL),
         (rb'{"instances": [{"\u0062\u0036\u0034": "iVBORw0K"}]}', CURL),
