@@ -43,7 +43,7 @@ class ValueRange:
         if array.size == 0 or self._holds(array):
             return None
         bad = self.outside(array)
-        place = tuple(int(index) for index in np.argwhere(bad)[0])
+        place = tuple(int(index) for index in np.unravel_index(bad.argmax(), bad.shape))
         column = place[-1] if len(self.low) > 1 else 0
         where = f" at [..., {column}]" if len(self.low) > 1 else ""
         return (
@@ -82,7 +82,15 @@ class ValueRange:
         return all(map(int.__le__, self.low, least)) and all(map(int.__ge__, self.high, most))
 
     def _ends(self, ends: tuple[int, ...]) -> Any:
-        return ends[0] if len(ends) == 1 else np.array(ends, dtype=object)
+        if len(ends) == 1:
+            return ends[0]
+        # numpy compares all integers of 64 bits and fewer exactly, and Python's own hundreds of times as slowly.
+        kinds = (kind for kind in (np.int64, np.uint64) if _fit(ends, np.iinfo(kind)))
+        return np.array(ends, next(kinds, object))
+
+
+def _fit(ends: Sequence[int], limits: np.iinfo) -> bool:
+    return limits.min <= min(ends) and max(ends) <= limits.max
 
 
 BYTES_OF_BOOL = ValueRange((0,), (1,))  # what an engine computes with any other byte is not defined

@@ -99,7 +99,7 @@ class Calls:
         return message("RepositoryModelUnloadResponse")()
 
     async def infer(self, request: Any, lease: Lease) -> Any:
-        """Large typed contents, and very many sizes or parameters, are read in a thread."""
+        """A thread reads large typed contents, and very many sizes or parameters, and ranks many scores."""
         inference, asked = self._front.inference, (request.model_name, request.model_version or None)
         check_counts(request, inference.find(asked).spec)
         parts = parts_of(request)
@@ -113,7 +113,11 @@ class Calls:
         answer = await answer_or_leave(begun.future)
         began_ns = perf_counter_ns()
         version, parameters = answer.prepared.version, parameters_of(answer)
-        response = response_of(begun.codec, begun.request, answer.outputs, version, parameters)
+        given = begun.codec, begun.request, answer.outputs, version, parameters
+        if begun.codec.is_quick_to_write(begun.request, answer.outputs):
+            response = response_of(*given)
+        else:
+            response = await inference.worker_threads.run(response_of, *given)
         begun.written.add(perf_counter_ns() - began_ns)
         if requests.isEnabledFor(logging.INFO):
             log_answer(begun, answer, None)

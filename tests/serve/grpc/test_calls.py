@@ -1,6 +1,7 @@
 """The V2 protocol over gRPC, with its own client and with messages that no client would send."""
 
 import queue
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,8 @@ from halfeven.models.spec.spec import ModelSpec
 from halfeven.serve.batching.interface import Answer
 from halfeven.serve.grpc import open_stream
 from halfeven.serve.grpc.grpc_server import AHEAD
+from halfeven.serve.grpc.tensors import response_of
+from halfeven.serve.http.codecs import json_numbers
 from halfeven.serve.http.limits.bounds import ServerBounds
 from halfeven.serve.http.limits.memory_budget import MemoryBudget
 from halfeven.serve.http.limits.request_limits import DEFAULTS
@@ -130,6 +133,27 @@ def test_outputs_come_in_the_order_asked_for_and_as_classes(client: Any) -> None
         outputs=[triton.InferRequestedOutput("logits", class_count=2)],
     )
     assert best.as_numpy("logits").tolist() == [[b"6.000000:1:bee", b"4.000000:2:cat"]]
+
+
+def test_many_scores_are_ranked_in_a_thread(both: Both, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = list[str]()
+
+    def noted(*given: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return response_of(*given)
+
+    monkeypatch.setattr("halfeven.serve.grpc.calls.response_of", noted)
+    outputs = (tensor("y", "FP32", -1, json_numbers.MANY + 1),)
+    both.roster.models["many"] = FakeServed(
+        ModelSpec("many", (tensor("x", "FP32", -1, 4),), outputs, 8),
+        lambda x: [np.ones((len(x), json_numbers.MANY + 1), np.float32)],
+        both.roster.models["double"].prepared,
+    )
+    for classes in (0, 2):
+        asked = [triton.InferRequestedOutput("y", class_count=classes)]
+        answer = client.infer("many", [given(ROWS[:1])], outputs=asked).as_numpy("y")
+        assert answer.shape == (1, classes or json_numbers.MANY + 1)
+    assert [name.startswith("halfeven-predict") for name in threads] == [False, True]
 
 
 def test_an_output_is_raw_whatever_its_parameters_say(stub: Any) -> None:
