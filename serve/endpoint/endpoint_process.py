@@ -98,11 +98,14 @@ class EndpointProcess:
         self, body: bytes, is_json: bool, inputs: Mapping[str, str]
     ) -> tuple[int, bytes, str]:
         """The number of the call, and a request of the protocol V2 with the length of its head. ``inputs``: the
-        datatypes of the model's inputs by name."""
+        datatypes of the model's inputs by name. A call that is cancelled before its turn is not run."""
         id = next(self._ids)
-        head, given = await self._ask(
-            {"call": "preprocess", "id": id, "json": is_json, "inputs": {**inputs}}, body
-        )
+        call = {"call": "preprocess", "id": id, "json": is_json, "inputs": {**inputs}}
+        try:
+            head, given = await self._ask(call, body)
+        except asyncio.CancelledError:
+            self.forget(id)  # where it is running
+            raise
         return id, given, head["length"]
 
     async def postprocess(self, id: int, answer: bytes, length: str | None) -> tuple[str, bytes]:
@@ -112,7 +115,8 @@ class EndpointProcess:
 
     def forget(self, id: int) -> None:
         """The model gave no answer to this call."""
-        self._thread.submit(self._forget, id)
+        with suppress(RuntimeError):  # closed
+            self._thread.submit(self._forget, id)
 
     def close(self) -> None:
         """A call under way is ended."""

@@ -2,8 +2,8 @@
 order is JSON and says so: a form that a web page posts is no order."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
+from typing import Any, TypeVar
 
 import orjson
 from fastapi import Request, Response
@@ -17,6 +17,7 @@ from .limits.request_limits import DEFAULTS, MORE_ROOM
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
+T = TypeVar("T")
 
 MAX_CHUNKS = DEFAULTS.body_pieces
 _LEASE = "halfeven.lease"  # in the scope of a request
@@ -69,7 +70,8 @@ async def read_json_body(
     """The body of a request as `read_body` reads it, for a body that will be parsed as JSON: the parsed objects count
     in the lease too."""
     body = await read_body(scope, receive, limit, timeout_s, more_room)
-    lease_of(scope).add(json_bytes(body))
+    small = len(body) <= _SMALL_BODY
+    lease_of(scope).add(json_bytes(body) if small else await asyncio.to_thread(json_bytes, body))
     return body
 
 
@@ -124,6 +126,25 @@ async def answer_or_leave(future: asyncio.Future[Answer], receive: Receive | Non
         if leaving.done() and future.cancelled():
             raise CallerLeft from None
         raise
+    finally:
+        leaving.cancel()
+
+
+async def done_or_leave(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+    """Do the work. A caller that disconnects meanwhile cancels it.
+
+    Raises CallerLeft, and the work's own error.
+    """
+    doing = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnect(receive))
+    leaving.add_done_callback(lambda _: doing.cancel())
+    try:
+        return await doing
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if not leaving.done() or (task is not None and task.cancelling()):
+            raise
+        raise CallerLeft from None
     finally:
         leaving.cancel()
 

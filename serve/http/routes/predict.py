@@ -12,7 +12,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from ....models.errors import UnknownName
 from ....models.spec.spec import ModelSpec
 from ...endpoint.endpoint_process import EndpointProcess
-from ..caller import answer_or_leave, is_json, lease_of, read_body
+from ..caller import answer_or_leave, done_or_leave, is_json, lease_of, read_body
 from ..codecs.infer import InferCodec, InferRequest
 from ..codecs.numpy_files import NPY_TYPE, NPZ_TYPE
 from ..codecs.predict import (
@@ -101,15 +101,17 @@ def add_endpoints(
         body = await _read(request, inference, max_body_bytes, body_timeout_s)
         says_json = is_json(request.headers.get("content-type", ""))
         if says_json:
-            lease_of(request.scope).add(json_bytes(body))
+            large, threads = len(body) > SMALL_JSON, inference.worker_threads
+            lease_of(request.scope).add(await threads.run(json_bytes, body) if large else json_bytes(body))
         with process.places.take(permit_of(request.scope).owner):
             return await _through(process, served.spec, body, says_json, request)
 
     async def _through(
         process: EndpointProcess, spec: ModelSpec, body: bytes, says_json: bool, request: Request
     ) -> Response:
-        id, tensors, length = await process.preprocess(
-            body, says_json, {one.name: one.datatype for one in spec.inputs}
+        datatypes = {one.name: one.datatype for one in spec.inputs}
+        id, tensors, length = await done_or_leave(
+            process.preprocess(body, says_json, datatypes), request.receive
         )
 
         def read(codec: InferCodec) -> InferRequest:
@@ -123,7 +125,7 @@ def add_endpoints(
                 begun.request, answer.outputs, answer.prepared.version, parameters_of(answer)
             )
             head = None if said.header_length is None else str(said.header_length)
-            kind, written = await process.postprocess(id, said.body, head)
+            kind, written = await done_or_leave(process.postprocess(id, said.body, head), request.receive)
         except BaseException:
             process.forget(id)
             raise

@@ -33,9 +33,10 @@ from halfeven.models.errors import (
 from halfeven.serve.access.keys import KeyFile
 from halfeven.serve.endpoint.endpoint_process import EndpointProcess, started
 from halfeven.serve.endpoint.operator_code import _preprocess
-from halfeven.serve.http.caller import lend
+from halfeven.serve.http.caller import CallerLeft, lend
 from halfeven.serve.http.limits.memory_budget import FREE_BYTES, MemoryBudget
 from halfeven.serve.http.limits.shared_places import SharedPlaces
+from halfeven.serve.http.routes.infer import SMALL_JSON
 from halfeven.serve.http.routes.predict import add_endpoints
 from halfeven.serve.python_api.serving import _place_of
 from torch import nn
@@ -478,6 +479,16 @@ class Long(bytes):
         return 2**28 + 1
 
 
+async def answered_at_once(*_: Any, **__: Any) -> Any:
+    """An `Inference.ask` whose answer is there."""
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    future.set_result(
+        SimpleNamespace(outputs=[], prepared=SimpleNamespace(version="1", digest=""), precision="")
+    )
+    codec = SimpleNamespace(write=lambda *_: SimpleNamespace(body=b"", header_length=None))
+    return SimpleNamespace(future=future, codec=codec, request=None)
+
+
 @pytest.mark.parametrize("where", ["places", "memory", "model", "postprocess"])
 def test_a_request_that_ends_early_leaves_nothing_in_the_process(where: str) -> None:
     """``places``: so many requests as may be are under way, and this one is refused before the process has it."""
@@ -487,12 +498,7 @@ def test_a_request_that_ends_early_leaves_nothing_in_the_process(where: str) -> 
     async def ask(*_: Any, **__: Any) -> Any:
         if where == "model":
             raise fault
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        future.set_result(
-            SimpleNamespace(outputs=[], prepared=SimpleNamespace(version="1", digest=""), precision="")
-        )
-        codec = SimpleNamespace(write=lambda *_: SimpleNamespace(body=b"", header_length=None))
-        return SimpleNamespace(future=future, codec=codec, request=None)
+        return await answered_at_once()
 
     async def preprocess(*_: Any) -> tuple[int, bytes, str]:
         return 7, bytes(2 * FREE_BYTES), "0"
@@ -526,6 +532,103 @@ def test_a_request_that_ends_early_leaves_nothing_in_the_process(where: str) -> 
     with pytest.raises(TooLarge if where == "memory" else Overloaded):
         asyncio.run(post())
     assert forgotten == ([] if where == "places" else [7]) and places.count == 0
+
+
+@pytest.mark.parametrize("where", ["preprocess", "postprocess"])
+def test_a_call_of_a_caller_who_has_gone_is_cancelled(where: str) -> None:
+    app, cancelled = FastAPI(), list[str]()
+    gone = asyncio.Event()
+
+    async def call(name: str, answer: Any) -> Any:
+        if name == where:
+            gone.set()
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                cancelled.append(name)
+        return answer
+
+    served, threads = SimpleNamespace(spec=SimpleNamespace(inputs=[])), SimpleNamespace(run=None)
+    inference: Any = SimpleNamespace(find=lambda _: served, ask=answered_at_once, worker_threads=threads)
+    process: Any = SimpleNamespace(
+        model="m",
+        places=SharedPlaces(1, "requests are under way", "try again", 1.0),
+        preprocess=lambda *_: call("preprocess", (7, b"", "0")),
+        postprocess=lambda *_: call("postprocess", ("text/plain", b"")),
+        forget=lambda _: None,
+    )
+    add_endpoints(app, inference, {"m": process}, 2**20, 10.0)
+    messages = [{"type": "http.request", "body": b"x", "more_body": False}]
+
+    async def receive() -> Any:
+        if messages:
+            return messages.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(_: Any) -> None: ...
+
+    path = "/v1/models/m:endpoint"
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
+
+    async def post() -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await app(scope, receive, send)
+
+    with pytest.raises(CallerLeft):
+        asyncio.run(post())
+    assert cancelled == [where] and process.places.count == 0
+
+
+def test_a_call_that_is_cancelled_before_its_turn_is_not_run_and_a_running_one_is_forgotten(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = EndpointProcess(f"{folder / 'endpoint.py'}:Detector", 10.0, 0)
+    asked, done = list[Any](), list[Any]()
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def run(head: Any, _: bytes) -> Any:
+        asked.append(head["id"])
+        begun.set()
+        assert goes_on.wait(PATIENCE_S)
+        done.append(head["id"])
+        return {"length": "0"}, b""
+
+    monkeypatch.setattr(process, "_asked", run)
+    monkeypatch.setattr(process, "_forget", lambda id: done.append(f"forget {id}"))
+
+    async def several() -> None:
+        calls = [asyncio.ensure_future(process.preprocess(b"", False, X)) for _ in range(3)]
+        await asyncio.to_thread(begun.wait, PATIENCE_S)
+        for call in calls[:2]:
+            call.cancel()
+        await asyncio.wait(calls[:2])
+        goes_on.set()
+        assert (await calls[2])[0] == 2
+
+    try:
+        asyncio.run(several())
+        process._thread.submit(lambda: None).result(PATIENCE_S)
+        assert asked == [0, 2] and done == [0, 2, "forget 0", "forget 1"]
+    finally:
+        goes_on.set()
+        process.close()
+    process.forget(3)
+
+
+def test_the_json_of_a_large_body_is_counted_in_a_thread(
+    server: he.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = list[str]()
+
+    def counted(_: bytes) -> int:
+        threads.append(threading.current_thread().name)
+        return 0
+
+    monkeypatch.setattr("halfeven.serve.http.routes.predict.json_bytes", counted)
+    for more in ("", "x" * SMALL_JSON):
+        assert call(server.url, {"values": [1.0] * 4, "more": more})[0] == 200
+    assert [name.startswith("halfeven-predict") for name in threads] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,20 @@
 """Bodies that come whole, in pieces, too slowly or never; callers who leave."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from halfeven.models.errors import BadRequest, TooLarge
-from halfeven.serve.http.caller import MAX_CHUNKS, CallerLeft, answer_or_leave, read_body, read_json_body
+from halfeven.serve.http.caller import (
+    MAX_CHUNKS,
+    CallerLeft,
+    answer_or_leave,
+    done_or_leave,
+    read_body,
+    read_json_body,
+)
 from halfeven.serve.http.error_mapping import SlowBody
 
 from tests.serve.http.messages import GONE, Message, chunk, receiving
@@ -166,3 +174,38 @@ def test_a_cancelled_request_task_cancels_what_was_asked_and_stays_cancelled() -
         return future
 
     assert asyncio.run(ended()).cancelled()
+
+
+def test_work_is_done_while_the_caller_stays_and_cancelled_when_the_caller_leaves() -> None:
+    async def worked(receive: Callable[[], Awaitable[Message]], then: Callable[..., Any]) -> Any:
+        future = asyncio.get_running_loop().create_future()
+
+        async def work() -> Any:
+            then(future)
+            return await future
+
+        try:
+            return await done_or_leave(work(), receive)
+        except CallerLeft:
+            return CallerLeft, future.cancelled()
+
+    assert asyncio.run(worked(receiving(), lambda future: future.set_result(7))) == 7
+    assert asyncio.run(worked(receiving(GONE), lambda future: None)) == (CallerLeft, True)
+    with pytest.raises(KeyError, match="mine"):
+        asyncio.run(worked(receiving(), lambda future: future.set_exception(KeyError("mine"))))
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(worked(receiving(), lambda future: future.cancel()))
+
+
+def test_large_json_is_counted_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = list[threading.Thread]()
+
+    def counted(body: bytes) -> int:
+        threads.append(threading.current_thread())
+        return len(body)
+
+    monkeypatch.setattr("halfeven.serve.http.caller.json_bytes", counted)
+    for size in (2**20, 2**20 + 1):
+        body = bytes(size)
+        assert asyncio.run(read_json_body({"headers": ()}, receiving(chunk(body, False)), 2**21)) is body
+    assert [one is threading.current_thread() for one in threads] == [True, False]

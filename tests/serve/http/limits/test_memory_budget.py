@@ -8,6 +8,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from halfeven.models.errors import HalfevenError, Overloaded, TooLarge
 from halfeven.models.spec.spec import ModelSpec
 from halfeven.serve.http.caller import lend, read_body
 from halfeven.serve.http.content_coding import decoded
+from halfeven.serve.http.limits import memory_budget
 from halfeven.serve.http.limits.bounds import ServerBounds
 from halfeven.serve.http.limits.memory_budget import (
     FREE_BYTES,
@@ -183,6 +185,22 @@ def test_the_objects_of_json_are_not_counted_too_low(item: bytes) -> None:
 
     text = b"[" + item * 5000 + b"0]"
     assert size(orjson.loads(text)) <= 1.3 * json_bytes(text)
+
+
+def test_a_long_text_is_counted_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A count of all of it at once would keep the interpreter's lock."""
+    text = json.dumps([{"a": [1, 2], "b,": "[{"}] * 50).encode()
+    at_once = json_bytes(text)
+    counted = list[int]()
+
+    def count(piece: np.ndarray) -> int:
+        counted.append(piece.size)
+        return int(piece.sum())
+
+    monkeypatch.setattr(memory_budget, "_PIECE", 100)
+    monkeypatch.setattr(memory_budget, "np", SimpleNamespace(**{**vars(np), "count_nonzero": count}))
+    assert json_bytes(text) == at_once
+    assert max(counted) == 100 and sum(counted) == 4 * len(text)
 
 
 def test_the_default_is_a_share_of_the_memory_that_this_process_may_have(tmp_path: Path) -> None:
