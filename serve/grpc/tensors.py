@@ -13,6 +13,7 @@ from ...models.errors import BadRequest
 from ...models.spec.datatypes import DATATYPES
 from ...models.spec.spec import ModelSpec
 from ..http.codecs.infer import InferCodec, InferRequest
+from ..http.codecs.json_numbers import PIECE
 from .messages import message
 
 FINAL = "triton_final_response"
@@ -124,8 +125,13 @@ def _typed(tensor: Any) -> bytes:
         raise BadRequest(
             f"input '{name}': {datatype} elements must be in contents.{wanted}, they came in {', '.join(came)}"
         )
+    contents, dtype = getattr(tensor.contents, wanted), DATATYPES[datatype].numpy
+    elements = np.empty(len(contents), dtype)
     try:
-        elements = np.array(list(getattr(tensor.contents, wanted)), DATATYPES[datatype].numpy)
+        for at in range(
+            0, len(contents), PIECE
+        ):  # each conversion keeps the interpreter's lock until its end
+            elements[at : at + PIECE] = np.array(contents[at : at + PIECE], dtype)
     except OverflowError as error:
         raise BadRequest(f"input '{name}': an element does not fit {datatype}: {error}") from None
     return elements.tobytes()

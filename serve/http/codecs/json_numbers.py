@@ -144,7 +144,19 @@ def _without_ones(shape: list[int]) -> list[int]:
 
 
 def _typed(flat: list[Any], datatype: Datatype) -> np.ndarray:
-    """One-dimensional, of the datatype. Raises TypeError or OverflowError where any element is not of it."""
+    """One-dimensional, of the datatype. Raises TypeError or OverflowError where any element is not of it.
+
+    A piece at a time, for each conversion keeps the interpreter's lock until its end.
+    """
+    if len(flat) <= PIECE:
+        return _typed_piece(flat, datatype)
+    typed = np.empty(len(flat), datatype.numpy)
+    for at in range(0, len(flat), PIECE):
+        typed[at : at + PIECE] = _typed_piece(flat[at : at + PIECE], datatype)
+    return typed
+
+
+def _typed_piece(flat: list[Any], datatype: Datatype) -> np.ndarray:
     if datatype.name == "BOOL":
         if not set(map(type, flat)) <= {bool}:
             raise TypeError
