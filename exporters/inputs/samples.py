@@ -26,7 +26,7 @@ from ...models.files.tensor_file import save_tensors
 from ...models.files.zip_members import members_of
 from ...models.spec.datatypes import DATATYPES, name_of
 from ...models.spec.spec import Dim, ModelSpec, TensorSpec
-from ...models.spec.value_range import ValueRange
+from ...models.spec.value_range import ValueRange, fault_of
 from ...models.store.store import Version
 from ..policy.operations import UNKNOWN, Operations
 from .picture_folder import read_pictures
@@ -257,7 +257,7 @@ def checked_samples(tensors: Mapping[str, np.ndarray], spec: ModelSpec) -> Sampl
     _check_rows({**arrays, **{name: tensors[name] for name in outputs if name in tensors}})
     _check_named_dimensions(arrays, spec)
     for (name, array), valid in zip(arrays.items(), _ranges(arrays, spec), strict=True):
-        if valid is not None and (fault := valid.fault(array)):
+        if fault := fault_of(array, valid):
             raise BadSamples(f"tensor '{name}': {fault}")
     targets = {outputs[name].name: tensors[name] for name in outputs if name in tensors}
     for tensor in spec.outputs:

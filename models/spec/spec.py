@@ -16,7 +16,7 @@ from ..errors import BadFolder, BadInput, BadRequest
 from ..files.stored_json import all_typed, typed
 from .batch_axis import batch_back
 from .datatypes import DATATYPES, Datatype, Wire, name_of
-from .value_range import BYTES_OF_BOOL, ValueRange
+from .value_range import ValueRange, fault_of
 
 DETECTIONS = "detections"
 KINDS = ("tensor", "logits", "probabilities", "score", "indices", "embedding", "image", DETECTIONS)
@@ -352,13 +352,10 @@ class ModelSpec:
         return sizes["(batch)"][0] if self.batched else 1
 
     def check_values(self, arrays: Sequence[np.ndarray], error: type[BadInput] = BadRequest) -> None:
-        """Check integers, in the spec's order and shapes, against their ranges, and the bytes of BOOL inputs. Raises
-        ``error`` naming the input."""
+        """Check integers and BOOL, in the spec's order and shapes, by range. Raises ``error`` naming the input."""
         for spec, array, valid in zip(self.inputs, arrays, self.ranges(arrays), strict=True):
-            of = f", for they are lengths of '{spec.lengths_of}'" if spec.lengths_of else ""
-            if array.dtype == np.bool_:
-                array, valid, of = array.view(np.uint8), BYTES_OF_BOOL, ", for they are the bytes of a BOOL"
-            if valid is not None and (fault := valid.fault(array)):
+            if fault := fault_of(array, valid):
+                of = f", for they are lengths of '{spec.lengths_of}'" if spec.lengths_of else ""
                 raise error(f"input '{spec.name}' of model '{self.name}': {fault}{of}")
 
     def ranges(self, arrays: Sequence[np.ndarray], first: int = 0) -> list[ValueRange | None]:

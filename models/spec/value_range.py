@@ -93,7 +93,15 @@ def _fit(ends: Sequence[int], limits: np.iinfo) -> bool:
     return limits.min <= min(ends) and max(ends) <= limits.max
 
 
-BYTES_OF_BOOL = ValueRange((0,), (1,))  # what an engine computes with any other byte is not defined
+_BYTES_OF_BOOL = ValueRange((0,), (1,))  # what an engine computes with any other byte is not defined
+
+
+def fault_of(array: np.ndarray, valid: ValueRange | None) -> str | None:
+    """The fault of integers that have a range, or of the bytes of a BOOL; None where there is none."""
+    if array.dtype != np.bool_:
+        return None if valid is None else valid.fault(array)
+    fault = _BYTES_OF_BOOL.fault(array.view(np.uint8))
+    return fault and f"{fault}, for they are the bytes of a BOOL"
 
 
 def _side_by_side(one: ValueRange, other: ValueRange) -> list[tuple[int, int, int, int]]:

@@ -99,19 +99,19 @@ def add_endpoints(
                 f"model '{m}' has no endpoint: `halfeven serve --endpoint FILE.py:CLASS` gives it one"
             )
         body = await _read(request, inference, max_body_bytes, body_timeout_s)
-        says_json = is_json(request.headers.get("content-type", ""))
-        if says_json:
+        as_json = is_json(request.headers.get("content-type", ""))
+        if as_json:
             large, threads = len(body) > SMALL_JSON, inference.worker_threads
             lease_of(request.scope).add(await threads.run(json_bytes, body) if large else json_bytes(body))
         with process.places.take(permit_of(request.scope).owner):
-            return await _through(process, served.spec, body, says_json, request)
+            return await _through(process, served.spec, body, as_json, request)
 
     async def _through(
-        process: EndpointProcess, spec: ModelSpec, body: bytes, says_json: bool, request: Request
+        process: EndpointProcess, spec: ModelSpec, body: bytes, as_json: bool, request: Request
     ) -> Response:
         datatypes = {one.name: one.datatype for one in spec.inputs}
         id, tensors, length = await done_or_leave(
-            process.preprocess(body, says_json, datatypes), request.receive
+            process.preprocess(body, as_json, datatypes), request.receive
         )
 
         def read(codec: InferCodec) -> InferRequest:

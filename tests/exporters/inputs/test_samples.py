@@ -420,3 +420,11 @@ def test_fp64_and_fp16_samples_of_an_fp32_input_are_converted_with_a_note(
     x[2, 1] = 1e300
     with pytest.raises(BadSamples, match=r"the sample 2 has 1e\+300, and the largest number of FP32 is"):
         checked_samples({"x": x}, spec)
+
+
+def test_samples_of_a_bool_whose_byte_is_neither_0_nor_1_are_refused():
+    spec = ModelSpec("m", (tensor("keep", "BOOL", -1, 2),), (tensor("y", "FP32", -1),))
+    given = np.array([[0, 1], [1, 3]], np.uint8)
+    with pytest.raises(BadSamples, match=r"tensor 'keep': values must lie in 0\.\.1, got 3 at \[1, 1\]"):
+        checked_samples({"keep": given.view(np.bool_)}, spec)
+    assert checked_samples({"keep": given.astype(np.bool_)}, spec).count == 2
