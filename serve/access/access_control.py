@@ -6,7 +6,6 @@ revoked and where the file is removed or cannot be read: nothing but a new start
 """
 
 import base64
-import binascii
 import logging
 import time
 from collections.abc import Callable, Collection
@@ -266,6 +265,6 @@ def _key_in(authorization: str) -> str:
     if scheme.lower() == "basic":
         try:
             return base64.b64decode(rest.strip(), validate=True).decode().partition(":")[2]
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:  # neither base64 nor UTF-8, or not ASCII
             return ""
     return ""

@@ -85,7 +85,13 @@ def test_a_key_is_taken_as_bearer_and_as_the_password_that_a_browser_sends(
         access.admit(good, INFER, None)
     user = base64.b64encode(key.encode()).decode()
     wrong = ["", key, "Bearer", "Bearer ", f"Digest {key}", f"Basic {key}", "Basic ////", f"Basic {user}"]
-    wrong += [f"Bearer {key} {key}", f"Bearer {key},", "Bearer " + "x" * 10_000_000, "Bearer \udcff\x00é"]
+    wrong += [
+        f"Bearer {key} {key}",
+        f"Bearer {key},",
+        "Bearer " + "x" * 10_000_000,
+        "Bearer \udcff\x00é",
+        "Basic é",
+    ]
     for bad in wrong:
         with pytest.raises(Unauthenticated):
             access.admit(bad, INFER, None)
