@@ -33,6 +33,7 @@ from .open_stream import KeylessCalls, NotRead, OpenStream, UnreadAnswers, ended
 AHEAD = DEFAULTS.requests_ahead  # requests of one stream that are under way at once
 # A connection that is silent for 60 s is asked whether its client is there, who has 20 s to answer.
 _WATCH_S, _GONE_S = 60, 20
+_LARGEST = 2**31 - 1  # that gRPC takes as an option
 _LOG = logging.getLogger(__name__)
 
 
@@ -81,13 +82,13 @@ class GrpcServer:
 
     def _options(self, connections: int) -> list[tuple[str, int]]:
         """Source: grpc/impl/channel_arg_names.h, and gRPC's "Keepalive User Guide"."""
-        return [
+        options: list[tuple[str, float]] = [
             ("grpc.max_receive_message_length", self._front.max_body_bytes),  # also once unpacked
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),  # else two servers could share the port
             ("grpc.max_allowed_incoming_connections", connections),  # each takes a descriptor
             # A connection that begins nothing, or asks for nothing any more, would keep its place from others.
-            ("grpc.server_handshake_timeout_ms", round(self._limits.arrival_seconds * 1000)),
+            ("grpc.server_handshake_timeout_ms", self._limits.arrival_seconds * 1000),
             ("grpc.max_connection_idle_ms", self._limits.idle_seconds * 1000),
             # One connection would fill the queue of calls if there were no bound, and gRPC would drop others' calls
             # from it.
@@ -101,6 +102,7 @@ class GrpcServer:
             ("grpc.keepalive_timeout_ms", _GONE_S * 1000),
             ("grpc.http2.max_pings_without_data", 0),
         ]
+        return [(name, round(min(value, _LARGEST))) for name, value in options]
 
     async def stop(self, grace_s: float | None) -> None:
         """Take no new calls, answer those under way for at most ``grace_s`` seconds, then cut them off."""

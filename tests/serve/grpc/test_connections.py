@@ -1,5 +1,6 @@
 """The acts of one gRPC connection: it may ping, hold calls and reset them; none of it touches the calls of others."""
 
+import asyncio
 import socket
 import struct
 import threading
@@ -10,6 +11,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from halfeven.serve.grpc.grpc_server import GrpcServer
 from halfeven.serve.http.limits.request_limits import DEFAULTS
 
 from tests.serve.grpc.conftest import Both, Start
@@ -59,6 +61,18 @@ def test_a_connection_is_told_how_many_calls_it_may_hold(start: Start) -> None:
     connection.close()
     pairs = [struct.unpack_from("!HI", settings, at) for at in range(0, len(settings), 6)]
     assert (_MOST_STREAMS, DEFAULTS.streams_per_connection) in pairs
+
+
+def test_limits_beyond_those_of_grpc_do_not_hinder_the_start(start: Start) -> None:
+    both, limits = start(), replace(DEFAULTS, arrival_seconds=float("inf"))
+    both.front.max_body_bytes = 2**31
+
+    async def starts() -> None:
+        another = GrpcServer(both.front, both.roster, "127.0.0.1", 0, limits=limits)
+        await another.start()
+        await another.stop(0)
+
+    asyncio.run(starts())
 
 
 @pytest.mark.slow
