@@ -20,6 +20,7 @@ from ...models.errors import NotReady, Overloaded
 from ...models.machine.usable_cores import usable_cores
 from ..batching.counters import Phase
 from ..batching.interface import Answer, Roster, Served, Terms
+from ..batching.scheduler import changed, same_signature
 from .codecs.dialect import OURS, Dialect
 from .codecs.infer import InferCodec, InferRequest
 from .limits.request_limits import DEFAULTS
@@ -89,15 +90,20 @@ class Inference:
         if not aside:
             return self._queued(served, codec, read(codec), since_ns)
         request = await self.worker_threads.run(read, codec)
-        served = self.find(asked)  # another version may have become active meanwhile
-        if self._codec(served) is not codec and served.spec.signature() != codec.spec.signature():
-            raise NotReady(
-                f"model '{served.name}' changed its inputs while the request was read; send it again"
-            )
-        return self._queued(served, codec, request, since_ns)
+        # Another version may have become active meanwhile.
+        return self._queued(self.find(asked), codec, request, since_ns)
 
     def _queued(self, served: Served, codec: InferCodec, request: R, since_ns: int) -> Begun[R]:
+        """Queue the request. Raises NotReady where a version with other inputs or outputs became active since the codec
+        was made: another thread makes versions active, also while this runs, so the spec is looked at once more."""
+        _check_unchanged(served, codec)
         future = served.submit(request.arrays, request.rows, request.terms)
+        try:
+            _check_unchanged(served, codec)
+        except NotReady:
+            if not future.cancel():
+                future.exception()  # read it, else asyncio warns
+            raise
         return Begun(codec, request, future, since_ns, self._written[served.name])
 
     def _codec(self, served: Served) -> InferCodec:
@@ -107,6 +113,12 @@ class Inference:
             codec = self._codecs[served.name] = InferCodec(served.spec, self.dialect)
             self._written.setdefault(served.name, Phase())
         return codec
+
+
+def _check_unchanged(served: Served, codec: InferCodec) -> None:
+    """Raises NotReady where requests that the codec has read no longer fit the model."""
+    if served.spec is not codec.spec and not same_signature(served.spec, codec.spec):
+        raise changed(served.spec)
 
 
 def taken_away() -> NotReady:

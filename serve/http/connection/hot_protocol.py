@@ -277,16 +277,15 @@ class HotProtocol(GuardedProtocol):
             self._hot = None
             hot.close()
             return
-        if not (future.cancelled() or future.exception()):
-            answer = future.result()
-            if not begun.codec.is_quick_to_write(begun.request, answer.outputs):
-                self._write_aside(hot, begun, answer)
-                return
         began_ns = perf_counter_ns()
         try:
             if future.cancelled():
                 raise taken_away()
-            headers, body = self._front.finish(begun, future.result())
+            answer = future.result()
+            if not begun.codec.is_quick_to_write(begun.request, answer.outputs):
+                self._write_aside(hot, begun, answer)
+                return
+            headers, body = self._front.finish(begun, answer)
             status = 200
         except Exception as error:
             status, headers, body = self._refusal(hot, error)

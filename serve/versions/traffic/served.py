@@ -37,9 +37,11 @@ SHORTEST_DIGEST = 8
 
 @dataclass(frozen=True, slots=True)
 class TrafficState:
-    """``on_trial``: the stable version is watched against the previous one, which is kept until ``until``."""
+    """``front``: what takes every request; it is here so that no request goes to another version than the spec of
+    `ServedModel` is of. ``on_trial``: the stable version is watched against the previous one, kept until ``until``."""
 
     stable: LoadedVersion
+    front: Submit
     previous: LoadedVersion | None = None
     until: float = 0.0
     on_trial: bool = False
@@ -66,14 +68,13 @@ class ServedModel:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.name = stable.name
-        self.traffic = TrafficState(stable)
+        self.traffic = TrafficState(stable, stable)
         self.shadow: Shadow | None = None
         self.leaving: list[LoadedVersion] = []
         self.recent = Recent(clock)
         self._trials: dict[tuple[LoadedVersion, LoadedVersion], VersionTrial] = {}
         self._rules, self._decisions, self._judge, self._clock = rules, decisions, judge, clock
         self._lock = threading.RLock()
-        self._front: Submit = stable
         self._check(stable)
 
     # The methods that every caller sees (`batching.interface.Served`).
@@ -82,7 +83,7 @@ class ServedModel:
         self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS
     ) -> asyncio.Future[Answer]:
         """Queue one checked request with the version that is to answer it."""
-        return self._front.submit(arrays, rows, terms)
+        return self.traffic.front.submit(arrays, rows, terms)
 
     @property
     def spec(self) -> ModelSpec:
@@ -265,8 +266,7 @@ class ServedModel:
         old, asked = self.traffic, replace(self.traffic, **changes)
         new = self._fitting(asked)
         self._shadow_for(new)
-        front = self._route(new)
-        self.traffic, self._front = new, front
+        self.traffic = replace(new, front=self._route(new))
         for loaded, label in new.loaded_versions().items():
             loaded.label = label
         used = new.loaded_versions()

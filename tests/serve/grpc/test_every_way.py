@@ -52,6 +52,9 @@ WAYS = {
     "gRPC": by_grpc,
 }
 GONE = ("503", "UNAVAILABLE")
+CHANGED = (
+    "a version of model 'double' with other inputs or outputs became active while this request was on its way"
+)
 
 
 @pytest.fixture
@@ -88,5 +91,24 @@ def test_inputs_that_changed_while_a_body_was_read_are_said(
 
     monkeypatch.setattr(threads, "run", swapping)
     status, words = WAYS[way](both)
-    assert status in GONE and "model 'double' changed its inputs while the request was read" in words
+    assert status in GONE and CHANGED in words
     assert not served.rows
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_request_that_is_queued_while_other_inputs_become_active_gets_no_answer_of_theirs(
+    both: Both, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = both.roster.models["double"]
+    submit = served.submit
+
+    def swapping(*arguments: Any) -> Any:
+        served.spec = NARROW
+        return submit(*arguments)
+
+    monkeypatch.setattr(served, "submit", swapping)
+    served.holding = True
+    status, words = WAYS[way](both)
+    assert status in GONE and CHANGED in words
+    (future,) = served.held
+    assert future.cancelled()

@@ -272,3 +272,12 @@ def test_a_large_answer_comes_whole(server: str, roster: Any) -> None:
         head, answer = one_response(connection)
     length = int(re.search(rb"inference-header-content-length: (\d+)", head)[1])  # pyright: ignore
     assert len(answer) - length == 2 * 4096 * 16 * 4
+
+
+def test_an_answer_that_cannot_be_written_is_a_500_and_the_connection_stays(server: str, roster: Any) -> None:
+    served = roster.models["double"]
+    with connected(server) as connection:
+        for compute, status in ((lambda _: [], b"500"), (served.compute, b"200")):
+            served.compute = compute
+            connection.sendall(request(json.dumps(GOOD).encode()))
+            assert one_response(connection)[0].split()[1] == status
