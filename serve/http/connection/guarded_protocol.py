@@ -18,14 +18,14 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
-from ....models.errors import BadRequest, HalfevenError, NotReady
+from ....models.errors import BadRequest, HalfevenError
 from ..error_mapping import HeadTooLarge, TooManyConnections, UrlTooLong, body_of, headers_of, status_of
 from ..limits.bounds import ServerBounds
 from ..limits.request_limits import DEFAULTS
 from ..limits.unsent import Unsent
 from .framing import Cuts, body_length, check_request_line, without_upgrade
 from .half_closed import HalfClosed
-from .polite_protocol import PoliteProtocol
+from .polite_protocol import PoliteProtocol, no_time_left
 
 MAX_HEAD_BYTES, MAX_HEADERS = DEFAULTS.head_bytes, DEFAULTS.headers
 MAX_QUEUED = DEFAULTS.requests_ahead
@@ -62,7 +62,7 @@ class GuardedProtocol(PoliteProtocol):
         self._first_bytes = 0  # of the first of these pieces, which may begin with the end of another request
         self._piece_bytes = 0  # of the piece that the parser has now
         self._chunked = False
-        self._trailers = 0
+        self._trailers = self._dropped = 0  # dropped: the bytes of a body that came after its answer
         # The bytes of a chunked body that are not data, less those that each chunk needs.
         self._framing_bytes = 0
         self._idle_since = 0.0  # on the loop's clock; means something while no request is under way
@@ -186,7 +186,7 @@ class GuardedProtocol(PoliteProtocol):
     def begin_message(self) -> None:
         """Begin to count; `on_message_begin` calls this first."""
         self._in_head = self._in_message = True
-        self._head_bytes = self._first_bytes = self._framing_bytes = self._trailers = 0
+        self._head_bytes = self._first_bytes = self._framing_bytes = self._trailers = self._dropped = 0
         self._chunked = False
         self._close_in(self._bounds.seconds)
 
@@ -239,6 +239,10 @@ class GuardedProtocol(PoliteProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._framing_bytes -= len(body) + _PER_CHUNK
+        if self.cycle.response_complete:
+            self._dropped += len(body)
+            if self._dropped > DEFAULTS.body_bytes:
+                self._end_with(None)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -300,8 +304,10 @@ class GuardedProtocol(PoliteProtocol):
             return
         self._end_with(error)
 
-    def _end_with(self, error: HalfevenError) -> None:
-        self._write_refusal(error)
+    def _end_with(self, error: HalfevenError | None) -> None:
+        self._refused = True
+        if error is not None:
+            self._write_refusal(error)
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.flow.pause_reading()  # a caller that goes on sending is not read any more
@@ -312,6 +318,11 @@ class GuardedProtocol(PoliteProtocol):
         self.transport.write(refusal_of(error, self.url.decode("latin-1"), default_headers))
 
     # Time.
+
+    @property
+    def has_unread(self) -> bool:
+        """The rest of a body whose answer was given does not count: nothing waits for it."""
+        return not (self._in_message and not self._in_head) and super().has_unread
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
@@ -371,11 +382,6 @@ class GuardedProtocol(PoliteProtocol):
             self.transport.close()
         assert self._unsent is not None
         self._unsent.watch()
-
-
-def no_time_left() -> NotReady:
-    """The error for a request that still computes when the time for shutting down is over."""
-    return NotReady("the server is shutting down and has no time left to answer; ask another one")
 
 
 def refusal_of(

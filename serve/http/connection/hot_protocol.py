@@ -26,10 +26,10 @@ from ..route_scopes import TO_INFER
 from ..routes.infer import SMALL_JSON, Headers, InferFront, asked_of, is_small_json
 from ..web_guard import WebGuard
 from .framing import without_root_path
-from .guarded_protocol import GuardedProtocol, no_time_left
+from .guarded_protocol import GuardedProtocol
 from .header_cache import KnownHead
 from .hot_cycle import HotCycle
-from .polite_protocol import kept_header
+from .polite_protocol import kept_header, no_time_left
 
 # Requests with one of these headers go through ASGI.
 _ELSEWHERE = frozenset(

@@ -14,10 +14,17 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from ....models.errors import NotReady
+
 
 def kept_header(seconds: int) -> tuple[bytes, bytes]:
     """The header that says how long an idle connection is kept."""
     return b"keep-alive", b"timeout=%d" % seconds
+
+
+def no_time_left() -> NotReady:
+    """The error for a request that still computes when the time for shutting down is over."""
+    return NotReady("the server is shutting down and has no time left to answer; ask another one")
 
 
 class AnsweringCycle(RequestResponseCycle):
