@@ -54,9 +54,12 @@ class GrpcServer:
         self._front, self._certificates = front, certificates
         limit = front.bounds.connections.limit
         keyless = KeylessCalls(limit)
-        calls = _Service(front, Calls(front, roster, server_name), keyless)
+        streams = Connections(most_streams(limit))
+        calls = _Service(front, Calls(front, roster, server_name), keyless, streams)
         self._health = HealthService(roster, front.body_timeout_s, limit, keyless)
-        reflection = ReflectionService(partial(_admit_reader, front), front.body_timeout_s)
+        reflection = ReflectionService(
+            partial(_admit_reader, front), front.body_timeout_s, streams, front.bounds.budget
+        )
         self._services = (reflection, calls, self._health)
         self._server: grpc.aio.Server | None = None
 
@@ -140,9 +143,8 @@ def _pair(certificates: Certificates) -> grpc.ServerCertificateConfiguration:
 class _Service(grpc.GenericRpcHandler):
     """Finds the call by its name, and what it needs."""
 
-    def __init__(self, front: InferFront, calls: Calls, keyless: KeylessCalls) -> None:
-        self._front, self._calls, self._keyless = front, calls, keyless
-        self._streams = Connections(most_streams(front.bounds.connections.limit))
+    def __init__(self, front: InferFront, calls: Calls, keyless: KeylessCalls, streams: Connections) -> None:
+        self._front, self._calls, self._keyless, self._streams = front, calls, keyless, streams
 
     def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler | None:
         package, _, name = handler_call_details.method.strip("/").rpartition("/")

@@ -11,7 +11,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import grpc
@@ -20,9 +20,10 @@ from google.protobuf.message import DecodeError
 from ...models.errors import BadRequest, HalfevenError, NotReady, UnknownName
 from ..batching.interface import Roster
 from ..http.limits.connections import Connections
+from ..http.limits.memory_budget import MemoryBudget
 from .call_end import abort
 from .messages import FEW_BYTES, SERVICE, files, message, only_message, pool, unreadable
-from .open_stream import KeylessCalls, OpenStream, ended, most_watchers, no_place
+from .open_stream import KeylessCalls, NotRead, OpenStream, UnreadAnswers, ended, most_watchers, no_place
 
 _PACKAGE = "grpc.health.v1"
 HEALTH = f"{_PACKAGE}.Health"
@@ -41,15 +42,14 @@ def _messages() -> tuple[Any, Any]:
     return message("HealthCheckRequest", _PACKAGE), message("HealthCheckResponse", _PACKAGE)
 
 
-def _read(data: bytes) -> Any:
-    """The HealthCheckRequest of these bytes. Raises BadRequest where they are too many: a watch keeps its name."""
+def _read(data: bytes, kind: Any, expected: str) -> Any:
+    """The message of these bytes. Raises BadRequest where they are too many: a watch keeps its name, and an answer of
+    reflection repeats its request."""
     if (size := len(data)) > FEW_BYTES:
         # The error keeps this call's variables for a while.
         del data
-        raise BadRequest(
-            f"the message has {size} bytes, expected the name of a service; send '' or '{SERVICE}'"
-        )
-    return _messages()[0].FromString(data)
+        raise BadRequest(f"the message has {size} bytes, expected {expected}")
+    return kind.FromString(data)
 
 
 class HealthService(grpc.GenericRpcHandler):
@@ -65,7 +65,8 @@ class HealthService(grpc.GenericRpcHandler):
         self._ending = False
 
     def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler | None:
-        read, write = _read, _messages()[1].SerializeToString
+        expected = f"the name of a service; send '' or '{SERVICE}'"
+        read, write = partial(_read, kind=_messages()[0], expected=expected), _messages()[1].SerializeToString
         if handler_call_details.method == f"/{HEALTH}/Check":
             return grpc.stream_unary_rpc_method_handler(self._check, read, write)  # type: ignore[arg-type]
         if handler_call_details.method == f"/{HEALTH}/Watch":
@@ -177,10 +178,13 @@ def answer(request: Any) -> Any:
 
 
 class ReflectionService(grpc.GenericRpcHandler):
-    """``admit`` raises for the metadata of a caller who may not ask; ``seconds``: within which each request comes."""
+    """``admit`` raises for the metadata of a caller who may not ask; ``seconds``: within which each request comes.
+    ``streams``: all streams of the server, of which a call is one."""
 
-    def __init__(self, admit: Callable[[Any], None], seconds: float) -> None:
-        self._admit, self._seconds = admit, seconds
+    def __init__(
+        self, admit: Callable[[Any], None], seconds: float, streams: Connections, budget: MemoryBudget
+    ) -> None:
+        self._admit, self._seconds, self._streams, self._budget = admit, seconds, streams, budget
 
     def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler | None:
         if handler_call_details.method not in [f"/{package}.{_SERVICE}/{_METHOD}" for package in _PACKAGES]:
@@ -189,22 +193,38 @@ class ReflectionService(grpc.GenericRpcHandler):
         metadata = handler_call_details.invocation_metadata
 
         async def answers(messages: AsyncIterator[Any], context: Any) -> None:
+            place = OpenStream()
             try:
                 self._admit(metadata)
+                if not self._streams.enter(place):
+                    raise no_place("a .proto file")
+                await self._answer_all(messages, context, place)
+            except asyncio.CancelledError:
+                if not place.was_closed():
+                    raise
+                await abort(context, ended())
             except HalfevenError as error:
+                if isinstance(error, NotRead):
+                    await error.writing
                 await abort(context, error)
-            await self._answer_all(messages, context)
+            finally:
+                self._streams.leave(place)
 
-        return grpc.stream_stream_rpc_method_handler(answers, request.FromString, response.SerializeToString)  # type: ignore[arg-type]
+        read = partial(_read, kind=request, expected="a name")
+        return grpc.stream_stream_rpc_method_handler(answers, read, response.SerializeToString)  # type: ignore[arg-type]
 
-    async def _answer_all(self, messages: AsyncIterator[Any], context: Any) -> None:
-        asked = aiter(messages)
+    async def _answer_all(self, messages: AsyncIterator[Any], context: Any, place: OpenStream) -> None:
+        asked, unread = aiter(messages), UnreadAnswers(self._budget)
         try:
             while True:
                 async with asyncio.timeout(self._seconds):
                     request = await anext(asked)
-                await context.write(answer(request))
+                place.asked()
+                await unread.write(context, unread.counted(answer(request)))
+                place.answered()
         except (StopAsyncIteration, TimeoutError):  # an idle stream ends: a new one costs little
             return
         except DecodeError:
-            await abort(context, unreadable(_METHOD))
+            raise unreadable(_METHOD) from None
+        finally:
+            unread.close()

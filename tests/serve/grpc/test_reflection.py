@@ -1,5 +1,8 @@
 """gRPC's own reflection client learns every service, message and call; a caller without a key learns nothing."""
 
+import queue
+import struct
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +13,18 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from halfeven.serve.access.access_control import AccessControl
 from halfeven.serve.access.keys import KeyFile
+from halfeven.serve.grpc import open_stream
 from halfeven.serve.grpc.calls import CALLS
 from halfeven.serve.grpc.health_and_reflection import _classes
 from halfeven.serve.grpc.messages import SERVICE, pool
+from halfeven.serve.http.limits.bounds import ServerBounds
+from halfeven.serve.http.limits.connections import Connections
 
+from tests.patience import until
 from tests.serve.grpc.conftest import Start
+from tests.serve.grpc.frames import DATA, END_HEADERS, HEADERS, SETTINGS, Connection, frame, head_of
 
+_INITIAL_WINDOW_SIZE = 4  # the identifier of the setting
 SERVICES = [
     "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection", SERVICE,
 ]  # fmt: skip
@@ -70,3 +79,43 @@ def test_a_caller_without_a_key_learns_nothing(start: Start, tmp_path: Path) -> 
         with pytest.raises(grpc.RpcError) as refused:
             asked(channel, "grpc.reflection.v1", list_services="")
         assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
+
+
+def test_a_long_message_is_refused(start: Start) -> None:
+    with grpc.insecure_channel(start().grpc) as channel, pytest.raises(grpc.RpcError) as refused:
+        asked(channel, "grpc.reflection.v1", host="x" * 2**17)
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+
+
+def test_a_call_has_a_place_among_the_streams(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_stream, "IDLE_SECONDS", 1e9)
+    made, read = _classes()
+    never: queue.Queue[Any] = queue.Queue()
+    with grpc.insecure_channel(start(bounds=ServerBounds(connections=Connections(2))).grpc) as channel:
+        call = channel.stream_stream(
+            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+            made.SerializeToString,
+            read.FromString,
+        )
+        held = call(chain([made(list_services="")], iter(never.get, None)))
+        assert next(held).list_services_response.service
+        with pytest.raises(grpc.RpcError) as refused:
+            asked(channel, "grpc.reflection.v1", list_services="")
+        never.put(None)
+        assert list(held) == []
+    assert refused.value.code() == grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]
+
+
+def test_answers_that_are_not_read_count_in_the_memory_of_all_requests(start: Start) -> None:
+    both = start()
+    connection, no_window = Connection(both.grpc), struct.pack("!HI", _INITIAL_WINDOW_SIZE, 0)
+    message = _classes()[0](list_services="").SerializeToString()
+    head = head_of("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+    connection.send(
+        frame(SETTINGS, payload=no_window),
+        frame(HEADERS, END_HEADERS, 1, head),
+        frame(DATA, 0, 1, struct.pack("!BI", 0, len(message)) + message),
+    )
+    until(lambda: both.front.bounds.budget.used > 0)
+    connection.close()
+    until(lambda: both.front.bounds.budget.used == 0)
