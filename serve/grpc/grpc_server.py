@@ -21,6 +21,7 @@ from ..address import address
 from ..batching.interface import ControlledRoster
 from ..http.error_mapping import NotOffered
 from ..http.limits.connections import Connections
+from ..http.limits.memory_budget import FREE_BYTES
 from ..http.limits.request_limits import DEFAULTS, RequestLimits
 from ..http.route_scopes import need_of
 from ..http.routes.infer import InferFront
@@ -184,7 +185,7 @@ class _Service(grpc.GenericRpcHandler):
                     request = await only_message(messages, self._front.body_timeout_s, call.name)
                 model = request.model_name if form else ""
                 with self._front.call_span(f"{SERVICE}/{call.name}", context):
-                    answer = await self._answer(call, authorization, request)
+                    answer = await self._answer(call, authorization, request, context)
                 add_load(context, self._front.load, form, model)
                 return answer
             except Exception as error:
@@ -245,12 +246,24 @@ class _Service(grpc.GenericRpcHandler):
             self._streams.leave(place)
             unread.close()
 
-    async def _answer(self, call: Call, authorization: str | None, request: Any) -> Any:
-        permit = self._front.access.admit(authorization, *call.need(request))
-        lease = self._front.bounds.budget.lease()
+    async def _answer(self, call: Call, authorization: str | None, request: Any, context: Any = None) -> Any:
+        """``context``: of a unary call, which counts for its key, and with a large answer in the memory, until the
+        answer is taken. gRPC cannot end the call before."""
+        permit, budget = (
+            self._front.access.admit(authorization, *call.need(request)),
+            self._front.bounds.budget,
+        )
+        lease, is_held = budget.lease(), False
         try:
             lease.add(request.ByteSize())
-            return await call.answer(self._calls, request, lease)
+            answer = await call.answer(self._calls, request, lease)
+            if context is not None:
+                is_held, size = True, answer.ByteSize()
+                context.add_done_callback(lambda _: permit.close())
+                if size > FREE_BYTES:
+                    budget.take_anyway(size)
+                    context.add_done_callback(lambda _: budget.give_back(size))
+            return answer
         except Exception as error:
             if call.answer is Calls.infer:
                 self._front.refusal(error, model=request.model_name)  # for the log
@@ -259,7 +272,8 @@ class _Service(grpc.GenericRpcHandler):
             raise
         finally:
             lease.close()
-            permit.close()
+            if not is_held:
+                permit.close()
 
 
 def _authorization(metadata: Sequence[tuple[str, Any]] | None) -> str | None:

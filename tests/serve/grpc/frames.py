@@ -13,11 +13,12 @@ def _literal(name: str, value: str) -> bytes:
     return b"\x00" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
 
 
-def head_of(call: str) -> bytes:
+def head_of(call: str, **more: str) -> bytes:
     """The block of the headers of a call."""
     fields = {":method": "POST", ":scheme": "http", ":path": call, ":authority": "localhost"}
     return b"".join(
-        _literal(*one) for one in {**fields, "content-type": "application/grpc", "te": "trailers"}.items()
+        _literal(*one)
+        for one in {**fields, "content-type": "application/grpc", "te": "trailers", **more}.items()
     )
 
 
