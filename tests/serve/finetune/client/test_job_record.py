@@ -29,9 +29,7 @@ JOB = {
 class Server(Remote):
     """A server that answers as a real one does, two evaluations a page."""
 
-    def _call(
-        self, method: str, path: str, body: Any = b"", headers: Any = None, timeout_s: float | None = None
-    ) -> dict[str, Any]:
+    def _call(self, method: str, path: str, *more: Any, **options: Any) -> dict[str, Any]:
         if path.endswith("/metrics?most=10000"):
             return {"data": STEPS}
         if "/checkpoints?" in path:
