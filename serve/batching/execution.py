@@ -184,7 +184,7 @@ class Execution:
     def _too_late(self) -> str:
         return (
             f"{self._who()} has no finite answer to this request, and the time it may take was over before its FP32 "
-            "whole could be asked; allow more time, or smaller values"
+            "original could be asked; allow more time, or smaller values"
         )
 
     def _who(self) -> str:
