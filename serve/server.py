@@ -293,7 +293,7 @@ def convert_all(folder: Path, store: Store, notify: Notify) -> None:
             with one_order(order_bounds()):
                 converted = convert(path, store, Options(), notify)
             notify(f"{converted.version} is {converted.version.status}: {converted.facts['reason']}")
-        except HalfevenError as error:
+        except (HalfevenError, OSError) as error:  # a full disk: what the store has is served
             notify(f"{path.name}: {error}")
 
 

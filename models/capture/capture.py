@@ -338,8 +338,8 @@ def result_here(is_captured: bool, request: Mapping[str, Any], module: nn.Module
             return describing.looked_at(torch, asked)
     except Exception as error:
         found = failures.described(error, asked)
-        if found.get("disk_full"):
-            raise disk_full(Path(request["out"])) from error
+        if full := found.get("disk_full"):
+            raise disk_full(full) from error
         trace = f"\n{found['traceback'].rstrip()}" if found["traceback"] else ""
         raise CaptureFailed(
             f"the module {type(module).__name__} cannot be captured: {found['error']}{trace}"

@@ -84,12 +84,13 @@ class Refused(Exception):
 
 def described(error: BaseException, request: Request) -> dict[str, Any]:
     """A failure as result.json has it: a sentence; where that needs it, the last frames (``traceback``) and all of them
-    (``every_frame``); and whether the model is not at fault, but a disk or a memory that is full."""
+    (``every_frame``); the place of a disk that is full, and whether the memory was: then the model is not at fault."""
     if isinstance(error, Refused):
         return {"error": str(error), "traceback": ""}
     found: dict[str, Any] = {"error": explained(error, request), "traceback": tail(error, request)}
     found["every_frame"] = "".join(traceback.format_exception(error))[-_LONGEST:]
-    found["disk_full"] = any(map(no_space_left, causes(error)))
+    full = [one for one in causes(error) if no_space_left(one)]
+    found["disk_full"] = str(getattr(full[0], "filename", None) or request["out"]) if full else None
     found["out_of_memory"] = is_out_of_memory(error)
     return found
 

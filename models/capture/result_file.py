@@ -26,14 +26,14 @@ def read_result(out: Path) -> dict[str, Any]:
         result = json.loads((out / _NAME).read_text())
     except (OSError, ValueError):
         result = {}
-    if result.get("disk_full") or (not result and _is_full(out)):
-        raise disk_full(out)
+    if full := result.get("disk_full") or (not result and _is_full(out) and str(out)):
+        raise disk_full(full)
     return result
 
 
-def disk_full(out: Path) -> OSError:
-    """The system's error for a disk that is full, which names the folder ``out`` on it."""
-    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(out))
+def disk_full(place: str) -> OSError:
+    """The system's error for a disk that is full, which names the file or folder ``place`` on it."""
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), place)
 
 
 def _is_full(folder: Path) -> bool:

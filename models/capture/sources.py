@@ -62,7 +62,7 @@ def imported_files(libraries: Collection[str]) -> dict[str, str]:
         file = getattr(module, "__dict__", {}).get("__file__")
         if not isinstance(file, str) or not Path(file).is_file():
             continue
-        places = [place for place in sys.path if place and file.startswith(f"{place}{os.sep}")]
+        places = [place for place in sys.path if place and file.startswith(f"{place.rstrip(os.sep)}{os.sep}")]
         if places and max(places, key=len) not in libraries:
             found[file] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
     return found

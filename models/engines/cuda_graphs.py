@@ -123,13 +123,18 @@ class Graphs:
         before = [tensor.clone() for tensor in inputs]
         expected = [tensor.clone() for tensor in self._compute(*inputs)]
         _restore(inputs, before)
+        captured = None
         try:
-            graph, outputs = self._capture(inputs)
+            captured = self._capture(inputs)
         except Exception as error:
             if not out_of_memory(error):
                 raise
+        if (
+            captured is None
+        ):  # outside of the block: until its end the error holds what the program had allocated
             give_back_cached_memory()  # a pool takes none of it; other models lose theirs where there is no other
-            graph, outputs = self._capture(inputs)
+            captured = self._capture(inputs)
+        graph, outputs = captured
         for _ in range(2):  # the second finds the memory as the first has left it
             _restore(inputs, before)
             graph.replay()

@@ -51,8 +51,9 @@ def _measured(measure: Callable[[Engine, Parts], int], engine: Engine, parts: Pa
     except Exception as error:
         if not out_of_memory(error):
             raise
-        give_back_cached_memory()
-        return None
+    # Outside of the block: until its end the error holds what the run had allocated.
+    give_back_cached_memory()
+    return None
 
 
 def cuda_peak_bytes(engine: Engine, parts: Parts) -> int:

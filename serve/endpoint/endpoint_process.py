@@ -128,10 +128,22 @@ class EndpointProcess:
     async def _ask(self, head: Head, body: bytes) -> tuple[Head, bytes]:
         if len(body) > MOST_BYTES:
             raise TooLarge(f"{len(body)} bytes for the endpoint {self.name}: at most {MOST_BYTES} are taken")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._asked, head, body)
+        held = [body]
+        del body  # of a call that failed, the traceback keeps this frame
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._asked, head, held)
+        except asyncio.CancelledError:
+            held.clear()  # the executor keeps a cancelled call until its turn, and nothing counts the body any more
+            raise
 
-    def _asked(self, head: Head, body: bytes) -> tuple[Head, bytes]:
-        """Raises BadRequest in the words of the code, EndpointFailed, EndpointTimedOut, NotReady."""
+    def _asked(self, head: Head, held: list[bytes]) -> tuple[Head, bytes]:
+        """``held``: the body, which is taken out of it; empty where the caller has gone.
+
+        Raises BadRequest in the words of the code, EndpointFailed, EndpointTimedOut, NotReady.
+        """
+        if not held:
+            raise NotReady("the caller has gone")
+        body = held.pop()
         has_ended = self._process is None or self._process.poll() is not None
         if head["call"] == "postprocess" and (has_ended or head["id"] < self._first_id):
             raise NotReady(f"the endpoint {self.name} was started anew meanwhile; send the request again")

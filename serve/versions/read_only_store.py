@@ -84,10 +84,12 @@ class LinkedStore:
         alike = {self._is_same(link.parent.name, link.name) for link in moved} - {None}
         if moved and alike != {True}:
             before = moved[0].readlink().parent.parent.parent
+            why = (
+                "whose versions are others" if False in alike else "and nothing shows that both are the same"
+            )
             raise BadSetting(
                 f"the state folder {self.store.root} has the state of the store {before}, and not of "
-                f"{self.source.root}, whose versions are others; give --state (or HALFEVEN_STATE) another folder, or "
-                "delete this one"
+                f"{self.source.root}, {why}; give --state (or HALFEVEN_STATE) another folder, or delete this one"
             )
         for link in moved:
             link.unlink()

@@ -21,6 +21,7 @@ gc.disable()  # nothing of what is imported is garbage: to go through it again a
 import torch  # noqa: E402
 
 from ....models.capture import failures  # noqa: E402
+from ....models.engines.true_fp32 import use_true_fp32  # noqa: E402
 from ....models.order import ends_with_parent  # noqa: E402
 from . import trainee, training_job  # noqa: E402
 from .loop import ranks  # noqa: E402
@@ -114,8 +115,9 @@ def leave() -> NoReturn:
 
 
 def set_up_process(request: Request) -> None:
-    """Compute repeatably."""
+    """Compute repeatably, and FP32 in FP32: torch's convolutions on CUDA would take TF32."""
     torch.set_num_threads(request["threads"])
+    use_true_fp32()
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     deterministic: Any = torch.utils.deterministic  # its setting is no attribute of the module's own type

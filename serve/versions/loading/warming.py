@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from ....models.engines.faults import give_back_cached_memory, out_of_memory
 from ....models.engines.memory import free_cuda_bytes, rows_that_fit
 from ....models.engines.wire_widening import as_sent
 from ....models.errors import BadRequest
+from ....models.order.lacking_memory import causes
 from ....models.spec.buckets import buckets_of
 from ....models.spec.spec import ModelSpec
 from ...batching.ceiling import Ceiling
@@ -47,20 +49,19 @@ def warm(engine: Engine, spec: ModelSpec, batch_of: BatchOf, ceiling: Ceiling, c
     for rows in sizes:
         if rows > max(ceiling.rows(size), sizes[0]):
             break
-        try:
-            call(lambda rows=rows: _warm_up(engine, spec, batch_of(rows)))
-        except Exception as error:
-            if not out_of_memory(error):
-                raise
-            call(give_back_cached_memory)
-            if engine.in_flight > 1 and call(lambda rows=rows: _fits_alone(engine, batch_of(rows))):
-                continue
-            if rows == sizes[0]:
-                raise
-            call(give_back_cached_memory)
-            logger.warning("'%s': there is no memory for %d rows at once", spec.name, rows)
-            ceiling.lower(size, rows // 2)
-            break
+        lacking = _memory_error(call, lambda rows=rows: _warm_up(engine, spec, batch_of(rows)))
+        if lacking is None:
+            continue
+        call(give_back_cached_memory)
+        alone = partial(engine.run, batch_of(rows))  # a batch, where there is no memory for one in every slot
+        if engine.in_flight > 1 and _memory_error(call, alone) is None:
+            continue
+        if rows == sizes[0]:
+            raise lacking
+        call(give_back_cached_memory)
+        logger.warning("'%s': there is no memory for %d rows at once", spec.name, rows)
+        ceiling.lower(size, rows // 2)
+        break
     return min(spec.max_batch_size, ceiling.rows(size) if ceiling.smallest else sys.maxsize)
 
 
@@ -72,15 +73,18 @@ def _warm_up(engine: Engine, spec: ModelSpec, parts: Parts) -> None:
             engine.warm_up(sent)
 
 
-def _fits_alone(engine: Engine, parts: Parts) -> bool:
-    """True if there is memory for one such batch, where there is none for one in every slot."""
+def _memory_error(call: Call, run: Callable[[], object]) -> Exception | None:
+    """The error of a run that had too little memory. It keeps no frame of the run: they hold what was allocated, which
+    would be missing for what is tried next."""
     try:
-        engine.run(parts)
+        call(run)
     except Exception as error:
         if not out_of_memory(error):
             raise
-        return False
-    return True
+        for one in causes(error):
+            one.__traceback__ = one.__context__ = None
+        return error
+    return None
 
 
 def row_elements(parts: Sequence[Sequence[np.ndarray]]) -> int:

@@ -120,7 +120,7 @@ def test_code_that_is_imported_from_outside_the_folder_is_part_of_the_model(
     path: list[str], tmp_path: Path
 ) -> None:
     """The code's place is in the folder's ``path``, or the model's own code adds it to ``sys.path``."""
-    own = "" if path else f"import sys\nsys.path.append({str(tmp_path / 'src')!r})\n"
+    own = "" if path else f"import sys\nsys.path.append({f'{tmp_path}/src/'!r})\n"
     folder = write_folder(tmp_path / "net", f"{own}from layers import build as build", path=path)
     (layers := tmp_path / "src" / "layers.py").parent.mkdir()
     layers.write_text(LINEAR)

@@ -38,11 +38,13 @@ def test_a_result_takes_its_name_when_it_is_whole(tmp_path: Path, monkeypatch: p
 def test_a_full_disk_is_the_error_of_the_system_whether_or_not_the_child_could_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = {"folder": str(tmp_path), "path": []}
-    write_result(tmp_path, described(FULL, request))
-    with pytest.raises(OSError, match="No space left") as said:
-        read_result(tmp_path)
-    assert (said.value.errno, said.value.filename) == (errno.ENOSPC, str(tmp_path))
+    request = {"folder": str(tmp_path), "path": [], "out": str(tmp_path)}
+    elsewhere = OSError(errno.ENOSPC, "No space left on device", "/dev/shm/cache")
+    for error, place in ((FULL, str(tmp_path)), (elsewhere, "/dev/shm/cache")):
+        write_result(tmp_path, described(error, request))
+        with pytest.raises(OSError, match="No space left") as said:
+            read_result(tmp_path)
+        assert (said.value.errno, said.value.filename) == (errno.ENOSPC, place)
     (tmp_path / "result.json").unlink()
     assert read_result(tmp_path) == {}
 

@@ -1,12 +1,14 @@
 """Recorded batches on the simulated device: replayed in their slot, equal to the program, or not used at all."""
 
 import random
+import weakref
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
 from halfeven.models.engines.cuda_graphs import (
+    Graphs,
     NotRecorded,
     adds_in_any_order,
     agreement_of,
@@ -148,6 +150,23 @@ def test_an_engine_that_is_closed_harms_no_recording_of_another_and_gives_its_me
         one.close()
     torch.cuda.empty_cache()
     assert gpu.memory.in_pools == 0
+
+
+def test_what_a_capture_without_memory_had_taken_is_free_for_the_next(gpu: SimulatedGpu) -> None:
+    taken = list[weakref.ref[Tensor]]()
+
+    def compute(x: Tensor) -> list[Tensor]:
+        activations = x * 2
+        taken.append(weakref.ref(activations))
+        if len(taken) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        if len(taken) == 3:
+            assert taken[1]() is None
+        return [x + 1]
+
+    x = torch.ones(2, 4, device=gpu.device)
+    Graphs(compute, cuda_streams(gpu.device)).record(x)
+    assert len(taken) == 3
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """`halfeven.Endpoint`: a real server with the operator's code in its process, asked by real requests."""
 
 import asyncio
+import gc
 import importlib.util
 import json
 import os
@@ -9,12 +10,13 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import halfeven as he
 import httpx
@@ -580,6 +582,18 @@ def test_a_call_of_a_caller_who_has_gone_is_cancelled(where: str) -> None:
     assert cancelled == [where] and process.places.count == 0
 
 
+class Body(bytes):
+    """An empty body by which one sees whether it is still held."""
+
+    class Mark: ...
+
+    alive: ClassVar = weakref.WeakSet[Mark]()
+
+    def __init__(self) -> None:
+        self.mark = self.Mark()
+        self.alive.add(self.mark)
+
+
 def test_a_call_that_is_cancelled_before_its_turn_is_not_run_and_a_running_one_is_forgotten(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -587,7 +601,8 @@ def test_a_call_that_is_cancelled_before_its_turn_is_not_run_and_a_running_one_i
     asked, done = list[Any](), list[Any]()
     begun, goes_on = threading.Event(), threading.Event()
 
-    def run(head: Any, _: bytes) -> Any:
+    def run(head: Any, held: Any) -> Any:
+        held.clear()
         asked.append(head["id"])
         begun.set()
         assert goes_on.wait(PATIENCE_S)
@@ -598,13 +613,18 @@ def test_a_call_that_is_cancelled_before_its_turn_is_not_run_and_a_running_one_i
     monkeypatch.setattr(process, "_forget", lambda id: done.append(f"forget {id}"))
 
     async def several() -> None:
-        calls = [asyncio.ensure_future(process.preprocess(b"", False, X)) for _ in range(3)]
+        calls = [asyncio.ensure_future(process.preprocess(Body(), False, X)) for _ in range(3)]
         await asyncio.to_thread(begun.wait, PATIENCE_S)
-        for call in calls[:2]:
+        last = calls.pop()
+        for call in calls:
             call.cancel()
-        await asyncio.wait(calls[:2])
+        await asyncio.wait(calls)
+        calls.clear()
+        del call
+        gc.collect()
+        assert len(Body.alive) == 1, "the process is busy, and nobody counts the bodies of who has gone"
         goes_on.set()
-        assert (await calls[2])[0] == 2
+        assert (await last)[0] == 2
 
     try:
         asyncio.run(several())

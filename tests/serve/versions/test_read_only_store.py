@@ -218,6 +218,16 @@ def test_the_state_of_one_store_is_not_taken_for_another_store(store: Store, tmp
         LinkedStore(other, tmp_path / "state")
 
 
+def test_a_state_that_cannot_be_compared_is_not_called_that_of_other_versions(
+    store: Store, tmp_path: Path
+) -> None:
+    LinkedStore(store, tmp_path / "state").follow()
+    (tmp_path / "state/models/net/.digests-of-the-store").unlink()  # as an earlier release left it
+    moved = Store(store.root.rename(tmp_path / "elsewhere"))
+    with pytest.raises(BadSetting, match="nothing shows that both are the same"):
+        LinkedStore(moved, tmp_path / "state")
+
+
 def test_a_store_that_is_mounted_elsewhere_keeps_its_state(store: Store, tmp_path: Path) -> None:
     linked = LinkedStore(store, tmp_path / "state")
     linked.follow()

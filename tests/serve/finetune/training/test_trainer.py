@@ -197,6 +197,14 @@ def test_what_the_code_froze_stays_as_it_is(small: Line) -> None:
 
 
 @pytest.mark.slow
+def test_fp32_is_computed_in_fp32(small: Line, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    read = f"open({str(said)!r}, 'w').write(torch.backends.cudnn.conv.fp32_precision); return Net()"
+    run(with_code(small, build=read))
+    assert said.read_text() == "ieee"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["module", "program"])
 def test_with_patterns_only_the_parameters_that_fit_learn(form: str, digits: Line) -> None:
     module = build()

@@ -1,5 +1,6 @@
 """The runs before anybody is served, and the facts that they find."""
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -87,6 +88,24 @@ def test_where_not_even_the_smallest_fits_or_something_else_is_wrong_nothing_is_
     engine.warm_up = lambda parts: 1 // 0  # type: ignore[method-assign]
     with pytest.raises(ZeroDivisionError):
         warmed(engine, spec())
+
+
+def test_what_a_batch_without_memory_had_taken_is_free_when_it_is_tried_alone() -> None:
+    class InTwoSlots(Cold):
+        in_flight = 2
+
+        def warm_up(self, parts: Parts) -> None:
+            if len(parts[0][0]) > 4:
+                activations = np.zeros(8)
+                self.taken = weakref.ref(activations)
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        def run(self, parts: Parts) -> list[np.ndarray]:
+            if self.taken() is not None:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return []
+
+    assert warmed(InTwoSlots(), spec(buckets=(4, 8))) == 32
 
 
 # Batch invariance
