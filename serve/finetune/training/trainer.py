@@ -71,10 +71,11 @@ def main(request_file: str, rank: int = 0) -> NoReturn:
 
 
 def read_request(path: Path, rank: int) -> Request:
-    """``rows_file`` holds the numbers of the rows, where they are many."""
+    """``rows_file`` holds the numbers of the rows, where they are many. On CUDA the processes have the GPUs from the
+    server's own on."""
     request = json.loads(path.read_text()) | {"file": str(path.resolve())}
     if rank and request["device"].startswith("cuda"):
-        request["device"] = f"cuda:{rank}"
+        request["device"] = f"cuda:{int(request['device'].partition(':')[2] or 0) + rank}"
     if file := request.pop("rows_file", None):
         request["rows"] = json.loads(Path(file).read_text())
     return request

@@ -172,7 +172,8 @@ def _failure_file(request: Mapping[str, Any]) -> Path:
 def joined(request: Mapping[str, Any], rank: int, others: Sequence[subprocess.Popen[bytes]] = ()) -> Ranks:
     """This process among the others, once all of them are there."""
     cuda, count = request["device"].startswith("cuda"), request["processes"]
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nothing listens beyond this machine
+    for library in ("GLOO", "NCCL"):
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")  # nothing listens beyond this machine
     meeting = f"file://{Path(request['out']).resolve() / 'meeting'}"
     with _lost():
         dist.init_process_group(

@@ -1,5 +1,6 @@
 """Two processes that train together (gloo) do what one does on the whole batch, and end together."""
 
+import json
 import signal
 import sys
 import time
@@ -193,12 +194,13 @@ def test_the_reason_of_a_process_whose_lines_nobody_reads_is_the_job_s(tmp_path:
 
 
 def test_cuda_means_the_gpu_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "request.json").write_text('{"device": "cuda"}')
     taken: list[str] = []
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
-    for rank in (0, 1):
-        trainer.take_device(trainer.read_request(tmp_path / "request.json", rank)["device"])
-    assert taken == ["cuda:1"], "the first process has the GPU that it means without an index"
+    for device in ("cuda", "cuda:1"):
+        (tmp_path / "request.json").write_text(json.dumps({"device": device}))
+        for rank in (0, 1):
+            trainer.take_device(trainer.read_request(tmp_path / "request.json", rank)["device"])
+    assert taken == ["cuda:1", "cuda:1", "cuda:2"], "without an index the first process has what it means"
 
 
 def test_a_checkpoint_of_another_number_of_processes_is_another_s(tmp_path: Path) -> None:
