@@ -132,7 +132,8 @@ def test_a_checkpoint_that_was_changed_with_its_digests_is_refused(hard: Line, n
 
 @pytest.mark.slow
 def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path) -> None:
-    """One training, killed again and again; each time after a part of its whole time, its start included."""
+    """One training, killed again and again; each time after a part of its whole time, its start included. The machine
+    may have been slower when that was measured."""
     draw, hard = np.random.default_rng(), hard_job(tmp_path / "job")
     begun = time.monotonic()
     expected = left_alone(hard)
@@ -146,7 +147,8 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path) -> 
             except subprocess.TimeoutExpired:
                 process.kill()
                 kills += 1
-            if process.wait() == 0:  # it was done before: once more from its beginning
+            if process.wait() == 0:  # it was done before: once more from its beginning, and killed sooner
+                whole *= 0.8
                 for path in sorted((Path(hard["out"]) / "checkpoints").glob("step-*")):
                     for file in path.iterdir():
                         file.unlink()
