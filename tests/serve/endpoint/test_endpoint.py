@@ -616,11 +616,9 @@ def test_a_call_that_is_cancelled_before_its_turn_is_not_run_and_a_running_one_i
         calls = [asyncio.ensure_future(process.preprocess(Body(), False, X)) for _ in range(3)]
         await asyncio.to_thread(begun.wait, PATIENCE_S)
         last = calls.pop()
-        for call in calls:
-            call.cancel()
+        assert all([one.cancel() for one in calls])
         await asyncio.wait(calls)
         calls.clear()
-        del call
         gc.collect()
         assert len(Body.alive) == 1, "the process is busy, and nobody counts the bodies of who has gone"
         goes_on.set()
