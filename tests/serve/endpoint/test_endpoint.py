@@ -616,7 +616,7 @@ def test_a_call_that_is_cancelled_before_its_turn_is_not_run_and_a_running_one_i
         calls = [asyncio.ensure_future(process.preprocess(Body(), False, X)) for _ in range(3)]
         await asyncio.to_thread(begun.wait, PATIENCE_S)
         last = calls.pop()
-        assert all([one.cancel() for one in calls])
+        assert all(one.cancel() for one in calls)
         await asyncio.wait(calls)
         calls.clear()
         gc.collect()
