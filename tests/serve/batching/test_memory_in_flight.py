@@ -168,7 +168,7 @@ def test_warm_up_keeps_a_bucket_that_fits_alone_and_measures_with_a_batch_in_eve
     engine, ceiling = Warmed(rows=6), Ceiling()
     assert warm(engine, spec(rows=4, buckets=(1, 2)), batch_of, ceiling, lambda fn: fn()) == 4
     assert not ceiling.known
-    with SimulatedGpu(random.Random(0), capacity=60 << 20) as gpu:
+    with SimulatedGpu(random.Random(0), capacity=44 << 20) as gpu:
         real = TorchEngine(original(Wide(), {"x": torch.randn(8, 4)}).program, "fp32", gpu.device)
         assert warm(real, spec(rows=16), batch_of, ceiling := Ceiling(), lambda fn: fn()) == 2
         assert ceiling.rows(4) == 2, "two batches of 4 rows take more than there is"
