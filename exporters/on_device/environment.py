@@ -36,7 +36,7 @@ def environment(device: "torch.device | str") -> dict[str, Any]:
 
 def _kind_of(processor: Processor) -> str:
     """oneDNN has other kernels than torch, others again where the processor multiplies a half type itself or only
-    converts it, and fewer where its variable restricts it."""
+    converts it, and fewer where ``ONEDNN_MAX_CPU_ISA`` restricts it."""
     kernels = ["oneDNN", *processor.units()] if processor.onednn else []
     if processor.onednn and processor.converts_halves:
         kernels.append("converted halves")

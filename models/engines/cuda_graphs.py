@@ -129,9 +129,8 @@ class Graphs:
         except Exception as error:
             if not out_of_memory(error):
                 raise
-        if (
-            captured is None
-        ):  # outside of the block: until its end the error holds what the program had allocated
+        # Not in the block above: until its end the error's frames keep the memory that the program had allocated.
+        if captured is None:
             give_back_cached_memory()  # a pool takes none of it; other models lose theirs where there is no other
             captured = self._capture(inputs)
         graph, outputs = captured

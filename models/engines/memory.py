@@ -51,7 +51,7 @@ def _measured(measure: Callable[[Engine, Parts], int], engine: Engine, parts: Pa
     except Exception as error:
         if not out_of_memory(error):
             raise
-    # Outside of the block: until its end the error holds what the run had allocated.
+    # Not in the block above: until its end the error's frames keep the memory that the run had allocated.
     give_back_cached_memory()
     return None
 

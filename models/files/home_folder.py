@@ -1,5 +1,5 @@
-"""Paths that begin with ``~``. A shell expands ``--store ~/models`` and leaves ``--store=~/models`` as it is; nobody
-expands a variable of a service. Every path of an option or a setting passes here, so that all mean the same folder."""
+"""Paths that begin with ``~``. A shell expands ``--store ~/models``, but not ``--store=~/models``, and systemd expands
+no variable of a service. Settings and path options are expanded here, so that all of them name the same folder."""
 
 from pathlib import Path
 
@@ -13,5 +13,5 @@ def at_home(path: Path) -> Path:
         return path.expanduser()
     except RuntimeError as error:
         raise BadSetting(
-            f"{path}: expected ~ or ~USER at its beginning, {path.parts[0]} is no user here; write the whole path"
+            f"{path}: expected ~ or ~USER at its beginning, {path.parts[0]} is no user here; write the full path"
         ) from error

@@ -189,7 +189,7 @@ class BatchScheduler:
         for request in batch.requests:
             if request.part is None:  # of a divided request the last part counts
                 self._counters.failed(self._clock() - request.since_ns)
-        # One error for each: every caller that awaits it adds its frames, with all that they hold, to the traceback.
+        # Each request gets an exception of its own: its traceback keeps the frames of every caller that awaits it.
         words = f"{type(error).__name__}: {error}"
         return [(request, EngineFailed(words)) for request in batch.requests]
 

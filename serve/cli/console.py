@@ -175,7 +175,7 @@ def _written(failed: int = 0) -> Iterator[None]:
         yield
     except OSError as error:
         _into_nothing(1)
-        if not failed and error.errno != errno.EPIPE:  # with that, the reader has read enough
+        if not failed and error.errno != errno.EPIPE:  # a reader that closed the pipe wants no more
             errors.print(
                 f"error: stdout cannot be written ({error.strerror}), so the result is not shown whole; the work "
                 "is done",
@@ -185,7 +185,7 @@ def _written(failed: int = 0) -> Iterator[None]:
 
 
 def _into_nothing(number: int) -> None:
-    """Let stdout or stderr go nowhere: at its end the process writes what is left in the buffer."""
+    """Send stdout (1) or stderr (2) to /dev/null: at its end the process writes what is left in the buffer."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 

@@ -104,7 +104,7 @@ class EndpointProcess:
         try:
             head, given = await self._ask(call, body)
         except asyncio.CancelledError:
-            self.forget(id)  # where it is running
+            self.forget(id)  # the call may have begun
             raise
         return id, given, head["length"]
 
@@ -129,11 +129,11 @@ class EndpointProcess:
         if len(body) > MOST_BYTES:
             raise TooLarge(f"{len(body)} bytes for the endpoint {self.name}: at most {MOST_BYTES} are taken")
         held = [body]
-        del body  # of a call that failed, the traceback keeps this frame
+        del body  # the traceback of a call that failed keeps this frame
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._asked, head, held)
         except asyncio.CancelledError:
-            held.clear()  # the executor keeps a cancelled call until its turn, and nothing counts the body any more
+            held.clear()  # the executor keeps the arguments of a cancelled call until its turn
             raise
 
     def _asked(self, head: Head, held: list[bytes]) -> tuple[Head, bytes]:

@@ -247,13 +247,11 @@ class _Service(grpc.GenericRpcHandler):
             unread.close()
 
     async def _answer(self, call: Call, authorization: str | None, request: Any, context: Any = None) -> Any:
-        """``context``: of a unary call, which counts for its key, and with a large answer in the memory, until the
-        answer is taken. gRPC cannot end the call before."""
-        permit, budget = (
-            self._front.access.admit(authorization, *call.need(request)),
-            self._front.bounds.budget,
-        )
-        lease, is_held = budget.lease(), False
+        """``context``: that of a unary call. Until its caller has taken the answer, the call counts in its key's limit,
+        and a large answer counts in the memory: gRPC cannot end the call before."""
+        permit = self._front.access.admit(authorization, *call.need(request))
+        budget, is_held = self._front.bounds.budget, False
+        lease = budget.lease()
         try:
             lease.add(request.ByteSize())
             answer = await call.answer(self._calls, request, lease)

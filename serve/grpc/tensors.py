@@ -128,9 +128,8 @@ def _typed(tensor: Any) -> bytes:
     contents, dtype = getattr(tensor.contents, wanted), DATATYPES[datatype].numpy
     elements = np.empty(len(contents), dtype)
     try:
-        for at in range(
-            0, len(contents), PIECE
-        ):  # each conversion keeps the interpreter's lock until its end
+        # One conversion of all elements would keep the interpreter's lock until its end.
+        for at in range(0, len(contents), PIECE):
             elements[at : at + PIECE] = np.array(contents[at : at + PIECE], dtype)
     except OverflowError as error:
         raise BadRequest(f"input '{name}': an element does not fit {datatype}: {error}") from None

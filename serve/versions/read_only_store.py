@@ -144,7 +144,7 @@ class LinkedStore:
             self._follow_tuned(tuned, here / _TUNED)
 
     def _note_digests(self, name: str, numbers: set[str]) -> None:
-        """Note the digest of each version, by which the store is known again where it lies elsewhere."""
+        """Note the digest of each version, by which the store is recognised where it is mounted elsewhere."""
         known, noted = _digests_in(self._models / name), dict[str, str]()
         for number in numbers:
             with suppress(DamagedFile):

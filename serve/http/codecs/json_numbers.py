@@ -44,8 +44,8 @@ def parse(text: bytes, what: str = "the request") -> Any:
 
 
 def parse_tensors(text: bytes, what: str = "the request") -> Any:
-    """Read JSON as `parse` does, of more levels too: to look at each element would take longer than to read them, and
-    `array_of` refuses deeper data. What else is in it must be shown by `show` only."""
+    """Read JSON as `parse` does, without the check of its depth: `array_of` refuses data that is nested too deep. A
+    message must quote any other value of it by `show`, for `repr` fails on very deep ones."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -57,7 +57,8 @@ def parse_tensors(text: bytes, what: str = "the request") -> Any:
 
 
 def _is_too_deep(text: bytes) -> bool:
-    """``text`` is JSON. It is counted by its brackets: to look at each element takes longer than to read them."""
+    """True if ``text``, which is JSON, has more than `MAX_DEPTH` levels. Its brackets are counted: to visit each parsed
+    element would take longer than to parse the text."""
     brackets = np.frombuffer(_STRING.sub(b"", text), np.uint8)
     return bool(_STEPS[brackets].cumsum(dtype=np.int32).max(initial=0) > MAX_DEPTH)
 

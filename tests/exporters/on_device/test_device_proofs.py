@@ -36,7 +36,7 @@ def test_a_proof_of_a_large_half_does_not_hold_for_other_weights(tmp_path: Path)
 
 
 def test_a_proof_of_a_half_in_one_file_names_the_digest_of_that_file(tmp_path: Path) -> None:
-    """Proofs that an earlier release kept go on to hold."""
+    """Proofs that an earlier release kept still hold."""
     version = published(tmp_path, half_onnx="graph and weights")
     keep_proof(version, "onnx", "half.onnx", CPU, REPORT)
     assert [proof.digest for proof in proofs_of(version)] == [version.manifest["files"]["half.onnx"]]

@@ -12,7 +12,8 @@ from tests.serve.batching.stage import Fake, rows_of
 def test_each_request_of_a_batch_that_could_not_be_run_gets_an_error_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever awaits an error adds its frames to it: with one error for all, each caller would hold the others'."""
+    """Python adds the frames of every `await` that raises an exception to the exception's traceback. If all callers
+    got one exception, it would keep the frames of all of them in memory, with their requests."""
     hand = ByHand(Fake())
 
     def fail(*_: Any) -> None:

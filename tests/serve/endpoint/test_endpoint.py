@@ -620,7 +620,7 @@ def test_a_call_that_is_cancelled_before_its_turn_is_not_run_and_a_running_one_i
         await asyncio.wait(calls)
         calls.clear()
         gc.collect()
-        assert len(Body.alive) == 1, "the process is busy, and nobody counts the bodies of who has gone"
+        assert len(Body.alive) == 1, "only the body of the call that waits may still be in memory"
         goes_on.set()
         assert (await last)[0] == 2
 

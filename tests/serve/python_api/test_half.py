@@ -242,7 +242,7 @@ def test_a_saved_half_is_the_same_version_and_saving_twice_makes_the_next(
 
 @pytest.mark.slow
 def test_a_half_is_saved_beside_a_damaged_version(half: he.Half, tmp_path: Path) -> None:
-    """The message about the damage advises to convert again; what that gives must find its place."""
+    """The message about a damaged version advises a new conversion, whose version must be saved beside it."""
     (half.save(tmp_path).version.folder / "manifest.json").write_text("{")
     saved = half.save(tmp_path)
     assert saved.version.number == 2 and saved.store.live_number("twoinputs") == 2

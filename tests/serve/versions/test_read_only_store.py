@@ -205,7 +205,7 @@ def test_a_model_that_one_look_misses_keeps_what_this_server_wrote(store: Store,
 
 
 def test_the_state_of_one_store_is_not_taken_for_another_store(store: Store, tmp_path: Path) -> None:
-    """Each has a net@1, and the links would go on to lead to the first store's."""
+    """The two stores have a net@1 each, and the links in the state folder lead to the first store."""
     LinkedStore(store, tmp_path / "state").follow()
     other = Store(tmp_path / "other")
     other.promote(publish(other, of=spec(), source={"source": "another"}, report="another"))

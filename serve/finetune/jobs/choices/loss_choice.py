@@ -150,7 +150,7 @@ def _check_class_settings(spec: ModelSpec, losses: Mapping[str, str], values: Ma
 def _check_length(
     spec: ModelSpec, outputs: Collection[str], setting: str, values: Mapping[str, Any], what: str
 ) -> None:
-    """``what``: the thing of which the last axis of an output has many."""
+    """``what``: one element of the output's last axis, as the message calls it."""
     weights = values.get(setting)
     if not isinstance(weights, list):
         return

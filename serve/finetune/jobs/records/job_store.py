@@ -48,9 +48,8 @@ MOST_UNFINISHED = DEFAULTS.unfinished_jobs
 _RETRY_AFTER_S = 60.0
 KEPT_JOBS = 1000  # of one owner that have ended, the newest
 KEPT_STEPS = 2_000_000  # records of steps of all jobs that have ended together, about 500 MB
-KEPT_OF_A_JOB = (
-    KEPT_STEPS // 2
-)  # of a longer job every k-th step is recorded, so that its log alone is not too long
+# A job with more steps has every k-th recorded: its log alone must not be longer than all logs may be.
+KEPT_OF_A_JOB = KEPT_STEPS // 2
 # The plus keeps SQLite from the index by status: the one by owner has all that is asked, and is in its order.
 _ENDED = f"+status IN ({', '.join(repr(status) for status in sorted(FINAL))})"
 # Each end by itself: SQLite finds one by its key, and reads all records for two.
@@ -143,7 +142,7 @@ class JobStore(FileStore):
     def page(
         self, after: str | None, limit: int, metadata: Mapping[str, str] | None, owners: Owners
     ) -> tuple[list[JobRow], bool]:
-        """A page has the same jobs as `jobs` gives, and says whether there are more behind them."""
+        """The jobs that `jobs` gives, and whether there are more after them."""
         where, values = map(list[Any], chosen(owners))
         if after is not None:
             self.job(after, owners)

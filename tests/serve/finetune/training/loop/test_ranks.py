@@ -200,7 +200,9 @@ def test_cuda_means_the_gpu_of_the_process(tmp_path: Path, monkeypatch: pytest.M
         (tmp_path / "request.json").write_text(json.dumps({"device": device}))
         for rank in (0, 1):
             trainer.take_device(trainer.read_request(tmp_path / "request.json", rank)["device"])
-    assert taken == ["cuda:1", "cuda:1", "cuda:2"], "without an index the first process has what it means"
+    assert taken == ["cuda:1", "cuda:1", "cuda:2"], (
+        "the first process takes no device where the server's has no index"
+    )
 
 
 def test_a_checkpoint_of_another_number_of_processes_is_another_s(tmp_path: Path) -> None:
