@@ -22,7 +22,7 @@ from .counters import Counters
 from .device import DeviceThread
 from .execution import Outcome
 from .intake import Intake
-from .interface import NO_TERMS, Answer, PreparedVersion, Statistics, Terms
+from .interface import NO_TERMS, Answer, PreparedVersion, Terms
 from .leaving import WaitingFuture, expire_after
 from .request_queue import Request
 from .scheduler import BatchScheduler, Refused, changed, same_signature
@@ -313,13 +313,6 @@ class Batcher:
             logger.info("answers of '%s' came after the event loop was closed", self.spec.name)
 
     # The methods for any thread.
-
-    def statistics(self, version: str | None = None) -> Statistics:
-        """The counters of a version that is or was active here (by default the active one).
-
-        Raises KeyError for a version that never was.
-        """
-        return self._scheduler.all_counters[version or self.prepared.version].statistics()
 
     def all_counters(self) -> list[Counters]:
         """A copy of the counters of every version that is or was active here."""

@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from .interface import Statistics
-
 _NOTED = 64  # batches that are added up together
 # Upper bounds in nanoseconds, 1 µs to 10 s; one more bucket takes what lies above.
 _SCALES_NS = (1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
@@ -155,26 +153,6 @@ class Counters:
                 lock=threading.Lock(),
                 _noted=deque(),
             )
-
-    def statistics(self) -> Statistics:
-        """All counters as of one moment, under the names of the V2 statistics extension.
-
-        Copies out are part of the engine's run, so ``compute_output`` has a count and no time: perf_analyzer wants
-        the three counts to be equal.
-        """
-        now = self.copy()
-        return Statistics(
-            last_inference_ms=now.last_inference_ms,
-            inference_count=now.rows,
-            execution_count=now.executions,
-            success=(now.requests, now.queue_ns + now.compute_ns),
-            fail=(now.failures, now.failures_ns),
-            queue=(now.requests, now.queue_ns),
-            compute_input=(now.requests, now.assemble_ns),
-            compute_infer=(now.requests, now.compute_ns - now.assemble_ns),
-            compute_output=(now.requests, 0),
-            batches=now.batches,
-        )
 
 
 def _sort(buckets: list[int], waits_ns: Sequence[int], more_ns: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""The types between the HTTP routes, the batcher and the roster: prepared versions, terms, answers, statistics.
+"""The types between the HTTP routes, the batcher and the roster: prepared versions, terms, answers.
 
 Types only. `batcher.py` answers requests, `versions/roster.py` finds the version for a request, and the routes
 (`http/routes/infer.py`, `http/routes/app.py`) use both.
@@ -15,6 +15,7 @@ from ...models.engines.cpu.setup import CpuSetup
 from ...models.engines.engine import Engine
 from ...models.spec.spec import ModelSpec
 from .ceiling import Ceiling
+from .counters import Counters
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,24 +101,6 @@ class Answer:
         return "fp32-rescued" if self.rescued else self.prepared.precision
 
 
-class Statistics(TypedDict, total=False):
-    """Plain counters of one version since it became active; a missing key is zero.
-
-    Each pair is (count, nanoseconds), per request but for ``batches`` (rows of the batch → executions).
-    """
-
-    last_inference_ms: int  # Unix time of the last answer, milliseconds
-    inference_count: int  # rows answered
-    execution_count: int  # batches run
-    success: tuple[int, int]
-    fail: tuple[int, int]
-    queue: tuple[int, int]
-    compute_input: tuple[int, int]
-    compute_infer: tuple[int, int]
-    compute_output: tuple[int, int]
-    batches: dict[int, tuple[int, int]]
-
-
 class Submit(Protocol):
     """The batcher as its callers see it."""
 
@@ -147,7 +130,9 @@ class Served(Submit, Protocol):
     @property
     def prepared(self) -> PreparedVersion: ...
 
-    def statistics(self) -> Statistics: ...
+    def counters(self) -> Counters:
+        """A copy of the active version's counters."""
+        ...
 
 
 class ServedName(Served, Protocol):

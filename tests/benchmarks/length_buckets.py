@@ -240,8 +240,8 @@ async def device_call(device: DeviceThread, call: Any) -> Any:
 
 
 def _rows_a_batch(side: Side) -> float:
-    found = side.batcher.statistics()
-    return round(found.get("inference_count", 0) / max(found.get("execution_count", 0), 1), 2)
+    found = side.batcher.all_counters()[0]
+    return round(found.rows / max(found.executions, 1), 2)
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ import uvicorn
 from halfeven.models.engines.engine import Engine
 from halfeven.models.errors import HalfevenError, NotReady, UnknownName
 from halfeven.models.spec.spec import ModelSpec
+from halfeven.serve.batching.counters import Counters
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.interface import (
     NO_TERMS,
@@ -23,7 +24,6 @@ from halfeven.serve.batching.interface import (
     IndexEntry,
     LoadConfig,
     PreparedVersion,
-    Statistics,
     Terms,
 )
 from halfeven.serve.batching.place import Place
@@ -112,8 +112,10 @@ class FakeServed:
     def loaded_versions(self) -> list["FakeServed"]:
         return [self, *self.older]
 
-    def statistics(self) -> Statistics:
-        return Statistics(inference_count=sum(self.rows), success=(len(self.rows), 7), batches={2: (3, 9)})
+    def counters(self) -> Counters:
+        return Counters(
+            self.prepared.version, len(self.rows), sum(self.rows), compute_ns=7, batches={2: (3, 9)}
+        )
 
 
 @dataclass(eq=False)

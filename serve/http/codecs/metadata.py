@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ....models.spec.spec import ModelSpec, TensorSpec
+from ...batching.counters import Counters
 
 # Only what is really offered: clients such as perf_analyzer read this list and believe it.
 EXTENSIONS = (
@@ -117,43 +118,42 @@ def _config_tensor(tensor: TensorSpec, without_batch: bool) -> dict[str, Any]:
     }
 
 
-def index_entry(name: str, version: str, state: str = "READY", reason: str = "") -> dict[str, str]:
-    """One line of the repository index."""
-    return {"name": name, "version": version, "state": state, "reason": reason}
-
-
-def model_statistics(name: str, version: str, counters: Mapping[str, Any]) -> dict[str, Any]:
-    """One entry of ``model_stats`` from `batching.interface.Statistics`; a missing counter is zero."""
-    phases = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
-    none = (0, 0)
-    batches = counters.get("batches", {})
+def model_statistics(name: str, version: str, now: Counters) -> dict[str, Any]:
+    """One entry of ``model_stats``. Copies out are part of the engine's run, so ``compute_output`` has a count and no
+    time: perf_analyzer wants the three counts to be equal."""
+    requests = now.requests
     return {
         "name": name,
         "version": version,
-        "last_inference": counters.get("last_inference_ms", 0),
-        "inference_count": counters.get("inference_count", 0),
-        "execution_count": counters.get("execution_count", 0),
+        "last_inference": now.last_inference_ms,
+        "inference_count": now.rows,
+        "execution_count": now.executions,
         "inference_stats": {
-            **{phase: _duration(counters.get(phase, none)) for phase in phases},
-            "cache_hit": _duration(none),
-            "cache_miss": _duration(none),
+            "success": _duration(requests, now.queue_ns + now.compute_ns),
+            "fail": _duration(now.failures, now.failures_ns),
+            "queue": _duration(requests, now.queue_ns),
+            "compute_input": _duration(requests, now.assemble_ns),
+            "compute_infer": _duration(requests, now.compute_ns - now.assemble_ns),
+            "compute_output": _duration(requests, 0),
+            "cache_hit": _duration(0, 0),
+            "cache_miss": _duration(0, 0),
         },
         "response_stats": {},
-        "batch_stats": [_batch(rows, pair) for rows, pair in sorted(batches.items())],
+        "batch_stats": [_batch(rows, *pair) for rows, pair in sorted(now.batches.items())],
         "memory_usage": [],
     }
 
 
-def _batch(rows: int, pair: tuple[int, int]) -> dict[str, Any]:
+def _batch(rows: int, executions: int, spent_ns: int) -> dict[str, Any]:
     # The engine's one run includes its copies; the count must be the same in all three.
-    copies = _duration((pair[0], 0))
+    copies = _duration(executions, 0)
     return {
         "batch_size": rows,
         "compute_input": copies,
-        "compute_infer": _duration(pair),
+        "compute_infer": _duration(executions, spent_ns),
         "compute_output": copies,
     }
 
 
-def _duration(pair: tuple[int, int]) -> dict[str, int]:
-    return {"count": pair[0], "ns": pair[1]}
+def _duration(count: int, ns: int) -> dict[str, int]:
+    return {"count": count, "ns": ns}

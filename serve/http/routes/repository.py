@@ -16,7 +16,6 @@ from ...batching.interface import ControlledRoster, LoadConfig
 from ..caller import json_answer, read_order
 from ..codecs.infer_parameters import parameters_of
 from ..codecs.json_numbers import parse, show
-from ..codecs.metadata import index_entry
 from ..error_mapping import LoadFailed, NotOffered, without_folders
 from ..limits.request_limits import MORE_ROOM
 from .v2 import config_of
@@ -158,8 +157,11 @@ def add_repository(
 
 def index_of(roster: ControlledRoster, only_ready: bool) -> list[dict[str, str]]:
     """The repository's index. It touches the disk."""
-    found = [index_entry(*entry[:3], without_folders(entry[3])) for entry in roster.index()]
-    return [entry for entry in found if entry["state"] == "READY" or not only_ready]
+    return [
+        {"name": name, "version": version, "state": state, "reason": without_folders(reason)}
+        for name, version, state, reason in roster.index()
+        if state == "READY" or not only_ready
+    ]
 
 
 def load_model(roster: ControlledRoster, name: str, body: bytes) -> None:

@@ -104,7 +104,7 @@ def statistics_of(roster: Roster, name: str | None = None, version: str | None =
     else:
         served = roster.find(name, version)
         found = _loaded_versions(roster, name) if version is None else [served]
-    each = [model_statistics(one.name, one.prepared.version, one.statistics()) for one in found]
+    each = [model_statistics(one.name, one.prepared.version, one.counters()) for one in found]
     return {"model_stats": each}
 
 

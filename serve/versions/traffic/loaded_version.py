@@ -17,7 +17,7 @@ from ....models.spec.spec import ModelSpec
 from ....models.store.store import Version
 from ...batching.batcher import Batcher
 from ...batching.counters import Counters
-from ...batching.interface import NO_TERMS, Answer, PreparedVersion, Statistics, Submit, Terms
+from ...batching.interface import NO_TERMS, Answer, PreparedVersion, Submit, Terms
 from ...batching.place import Place
 from ..loading.cpu_choice import batch_seconds
 from ..loading.ready import ORIGINALS
@@ -80,14 +80,11 @@ class LoadedVersion:
     ) -> asyncio.Future[Answer]:
         return self._front.submit(arrays, rows, terms)
 
-    def statistics(self) -> Statistics:
-        return self.batcher.statistics()
-
     def all_counters(self) -> list[Counters]:
         return self.batcher.all_counters()
 
     def counters(self) -> Counters:
-        """The counters of this version alone."""
+        """A copy of the counters of this version alone."""
         return next(
             counters for counters in self.batcher.all_counters() if counters.version == str(self.number)
         )

@@ -21,7 +21,8 @@ import numpy as np
 from ....models.errors import UnknownName
 from ....models.spec.spec import ModelSpec
 from ...batching.batcher import Batcher
-from ...batching.interface import NO_TERMS, Answer, PreparedVersion, Statistics, Submit, Terms
+from ...batching.counters import Counters
+from ...batching.interface import NO_TERMS, Answer, PreparedVersion, Submit, Terms
 from .automatic_decisions import AutomaticDecisions
 from .comparison import scale_of
 from .loaded_version import LoadedVersion
@@ -97,8 +98,8 @@ class ServedModel:
     def prepared(self) -> PreparedVersion:
         return self.traffic.stable.prepared
 
-    def statistics(self) -> Statistics:
-        return self.traffic.stable.statistics()
+    def counters(self) -> Counters:
+        return self.traffic.stable.counters()
 
     def loaded_versions(self) -> list[LoadedVersion]:
         """Every loaded version, the active one first."""

@@ -14,6 +14,7 @@ from halfeven.models.spec.spec import ModelSpec
 from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.request_queue import Request, RequestQueue
+from halfeven.serve.http.codecs.metadata import model_statistics
 
 from tests.serve.batching.brief import Brief, here
 from tests.serve.batching.stage import POISON, TOY, asleep, async_test, rows_of, serving, spec
@@ -64,7 +65,7 @@ async def counted(values: np.ndarray, past_the_queue: bool) -> list[Any]:
         counters = batcher.all_counters()[0]
         scheduler = batcher._scheduler
         seen += [
-            batcher.statistics(),
+            model_statistics("m", "1", counters),
             counters.queue_buckets,
             counters.compute_buckets,
             counters.assemble_buckets,
@@ -78,7 +79,7 @@ async def counted(values: np.ndarray, past_the_queue: bool) -> list[Any]:
         seen += [engine.batches, set(engine.threads) == {here()}]
     for statistics in seen:
         if isinstance(statistics, dict):
-            del statistics["last_inference_ms"]
+            del statistics["last_inference"]
     return seen
 
 
@@ -96,8 +97,8 @@ async def test_a_request_whose_run_fails_goes_the_long_way_and_fails_alone() -> 
         await asyncio.sleep(0)
         assert (await batcher.submit(rows_of(5.0), 1)).outputs[0].item() == 5
         assert past == [False, True] and batcher.waiting == 0
-        statistics = batcher.statistics()
-        assert (statistics["fail"][0], statistics["success"][0]) == (1, 2)  # pyright: ignore
+        counters = batcher.all_counters()[0]
+        assert (counters.failures, counters.requests) == (1, 2)
 
 
 @async_test

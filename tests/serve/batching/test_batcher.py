@@ -321,13 +321,11 @@ async def test_statistics_are_kept_by_version_and_go_on_after_a_rollback() -> No
             await batcher.submit(rows_of(POISON), 1)
         await asyncio.wrap_future(device.call(lambda: batcher.swap(first)))
         await batcher.submit(rows_of(1), 1)
-        one, two = batcher.statistics("1"), batcher.statistics("2")
-    counts = [(s.get("inference_count"), s.get("execution_count")) for s in (one, two)]
-    assert counts == [(7, 2), (1, 1)]
-    assert [s.get("success", (0, 0))[0] for s in (one, two)] == [4, 1]
-    assert [s.get("fail", (9, 9))[0] for s in (one, two)] == [0, 1]
-    assert {rows: n for rows, (n, _) in one.get("batches", {}).items()} == {6: 1, 1: 1}
-    assert one.get("last_inference_ms", 0) > 1_700_000_000_000
+        one, two = batcher.all_counters()
+    assert [(s.version, s.rows, s.executions) for s in (one, two)] == [("1", 7, 2), ("2", 1, 1)]
+    assert [(s.requests, s.failures) for s in (one, two)] == [(4, 0), (1, 1)]
+    assert {rows: n for rows, (n, _) in one.batches.items()} == {6: 1, 1: 1}
+    assert one.last_inference_ms > 1_700_000_000_000
 
 
 # Shutdown

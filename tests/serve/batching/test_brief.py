@@ -33,7 +33,7 @@ async def test_a_brief_batch_runs_on_the_event_loop_while_the_device_sleeps() ->
         assert [float(answer.outputs[0][0, 0]) for answer in answers] == [3.0, 6.0]
         assert engine.batches == [[(1, 4), (1, 4)]], "what one round of the loop brought is one batch"
         assert engine.threads == [here()]
-        assert batcher.waiting == 0 and batcher.statistics()["success"][0] == 2  # pyright: ignore
+        assert batcher.waiting == 0 and batcher.all_counters()[0].requests == 2
 
 
 @async_test

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from halfeven.models.spec.spec import Batching, Dim, ModelSpec, TensorSpec
+from halfeven.serve.batching.counters import Counters
 from halfeven.serve.http.codecs.metadata import model_config, model_metadata, model_statistics
 
 BATCH, FREE = Dim(), Dim(2, 512, "length")
@@ -57,12 +58,7 @@ def test_config_tells_the_queue_s_rules_and_the_versions() -> None:
 
 
 def test_statistics_have_every_phase_and_one_line_per_batch_size_in_order() -> None:
-    counters = {
-        "inference_count": 7,
-        "execution_count": 3,
-        "queue": (4, 90),
-        "batches": {4: (1, 5), 1: (2, 6)},
-    }
+    counters = Counters("3", requests=4, rows=7, executions=3, queue_ns=90, batches={4: (1, 5), 1: (2, 6)})
     entry = model_statistics("m", "3", counters)
     assert (entry["inference_count"], entry["execution_count"], entry["last_inference"]) == (7, 3, 0)
     assert entry["inference_stats"]["queue"] == {"count": 4, "ns": 90}
