@@ -8,13 +8,12 @@ xDS ``OrcaLoadReport``.
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Protocol
 
 import orjson
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..batching.counters import Counters
+from ..versions.traffic.loaded_version import LoadedVersion
 from .limits.bounds import ServerBounds
 from .limits.memory_budget import usable_memory
 
@@ -23,28 +22,10 @@ WINDOW_NS = 10_000_000_000
 _STEP_NS = 1_000_000_000  # between two looks; a read in between gives the last value
 
 
-class Queued(Protocol):
-    """A loaded version: its queue."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def number(self) -> int: ...
-
-    @property
-    def waiting(self) -> int: ...
-
-    @property
-    def expected_wait_s(self) -> float: ...
-
-    def all_counters(self) -> list[Counters]: ...
-
-
 class ServerLoad:
     """``versions`` gives those that are loaded now."""
 
-    def __init__(self, versions: Callable[[], Iterable[Queued]]) -> None:
+    def __init__(self, versions: Callable[[], Iterable[LoadedVersion]]) -> None:
         self.versions = versions
         self._utilisation = Utilisation(self._busy_ns)
 

@@ -8,17 +8,15 @@ traffic) are called ``halfeven_…``.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ....models.spec.spec import ModelSpec
 from ...batching.counters import BOUNDS_NS, Counters, Phase
-from ...batching.interface import PreparedVersion
 from ...versions.traffic.automatic_decisions import ALERTING, AutomaticDecisions
 from ...versions.traffic.comparison import BOUNDS_U, Gap
+from ...versions.traffic.loaded_version import LoadedVersion
 from ...versions.traffic.served import ServedModel
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -66,44 +64,29 @@ _FAILURES: tuple[tuple[str, Callable[[Counters], int]], ...] = (
 _BOUNDS_U = (*(f"{bound:g}" for bound in BOUNDS_U), "+Inf")
 
 
-class MeteredBatcher(Protocol):
-    """A batcher or a loaded version as the metrics see it; the latter has a ``label`` (stable, canary, …)."""
-
-    @property
-    def spec(self) -> ModelSpec: ...
-
-    @property
-    def prepared(self) -> PreparedVersion: ...
-
-    @property
-    def waiting(self) -> int: ...
-
-    def all_counters(self) -> list[Counters]: ...
-
-
 class BatcherCollector(Collector):
-    """Reads every batcher once per scrape, in any thread. ``batchers`` gives those loaded now.
+    """Reads the counters of every version once per scrape, in any thread. ``versions`` gives those loaded now.
 
     ``written`` gives for each model how long its answers took from outcome to socket.
     """
 
     def __init__(
         self,
-        batchers: Callable[[], Iterable[MeteredBatcher]],
+        versions: Callable[[], Iterable[LoadedVersion]],
         written: Callable[[], Mapping[str, Phase]] = dict,
     ) -> None:
-        self._batchers = batchers
+        self._versions = versions
         self._written = written
 
     def collect(self) -> Iterator[Metric]:
-        batchers = list(self._batchers())
+        versions = list(self._versions())
         labelled = [
-            ((batcher.spec.name, one.version), one) for batcher in batchers for one in batcher.all_counters()
+            ((loaded.spec.name, one.version), one) for loaded in versions for one in loaded.all_counters()
         ]
         yield from _counters(labelled)
         yield from _histograms(labelled)
         yield _write_histogram(dict(self._written()))  # a model may be asked for the first time meanwhile
-        yield from _gauges(batchers)
+        yield from _gauges(versions)
 
 
 _Labelled = list[tuple[tuple[str, str], Counters]]
@@ -162,7 +145,7 @@ def _by_rows(batches: Mapping[int, tuple[int, int]]) -> list[tuple[str, float]]:
     return [*((f"{bound}", at_most(bound)) for bound in _ROW_BOUNDS), ("+Inf", at_most(float("inf")))]
 
 
-def _gauges(batchers: Iterable[MeteredBatcher]) -> Iterator[Metric]:
+def _gauges(versions: Iterable[LoadedVersion]) -> Iterator[Metric]:
     pending = GaugeMetricFamily(
         "nv_inference_pending_request_count", "Requests waiting for a batch", labels=_LABELS
     )
@@ -172,23 +155,23 @@ def _gauges(batchers: Iterable[MeteredBatcher]) -> Iterator[Metric]:
     ceiling = GaugeMetricFamily(
         "halfeven_row_ceiling", "Rows in one run since the device ran out of memory", labels=_LABELS
     )
-    for one in batchers:
+    for one in versions:
         name, prepared = one.spec.name, one.prepared
         pending.add_metric((name, prepared.version), one.waiting)
         if prepared.ceiling is not None and prepared.ceiling.known:
             ceiling.add_metric((name, prepared.version), prepared.ceiling.smallest)
-        if getattr(one, "label", "stable") == "stable":  # a canary, a shadow or the previous version is not
+        if one.label == "stable":  # a canary, a shadow or the previous version is not
             active.add_metric((name, prepared.version, prepared.precision), 1)
     yield from (pending, active, ceiling)
 
 
 def new_registry(
-    batchers: Callable[[], Iterable[MeteredBatcher]], written: Callable[[], Mapping[str, Phase]] = dict
+    versions: Callable[[], Iterable[LoadedVersion]], written: Callable[[], Mapping[str, Phase]] = dict
 ) -> CollectorRegistry:
     """A registry of our own (two servers in one process do not meet), with the process's memory and CPU."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    registry.register(BatcherCollector(batchers, written))
+    registry.register(BatcherCollector(versions, written))
     return registry
 
 

@@ -32,9 +32,12 @@ class Waiting:
         return []
 
 
+WAITING: Any = Waiting()
+
+
 @pytest.fixture(scope="module")
 def both() -> Iterator[Both]:
-    with serving(load=ServerLoad(lambda: [Waiting()])) as both:
+    with serving(load=ServerLoad(lambda: [WAITING])) as both:
         yield both
 
 
@@ -127,7 +130,7 @@ def test_no_load_is_said_where_none_or_an_unknown_format_is_asked_for(both: Both
 def test_a_key_is_not_told_the_load_of_a_model_that_it_may_not_reach(tmp_path: Path) -> None:
     file = KeyFile(tmp_path / "keys.json")
     keys = {model: file.add(model, ["infer"], models=[model])[0] for model in ("double", "other")}
-    with serving(AccessControl(file), load=ServerLoad(lambda: [Waiting()])) as both:
+    with serving(AccessControl(file), load=ServerLoad(lambda: [WAITING])) as both:
         for model, is_there in (("double", True), ("other", False)):
             found = trailing(both.grpc, "text", ("authorization", f"Bearer {keys[model]}"))
             assert (TEXT in found) == is_there, found

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -31,10 +32,13 @@ class Waiting:
         return [Counters("3", batches={4: (2, 1_000)})]
 
 
+WAITING: Any = Waiting()
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[FakeRoster, httpx.Client]]:
     roster = make_roster()
-    front = InferFront(build_app(roster, lambda: b"", HISTORY), roster, load=ServerLoad(lambda: [Waiting()]))
+    front = InferFront(build_app(roster, lambda: b"", HISTORY), roster, load=ServerLoad(lambda: [WAITING]))
     with (
         running(front) as address,
         httpx.Client(base_url=f"http://{address}", verify=False) as client,
@@ -83,7 +87,7 @@ def test_the_gauges_of_metrics() -> None:
     bounds = ServerBounds(budget=MemoryBudget(1000), connections=Connections(7))
     bounds.budget.take(40)
     registry = CollectorRegistry()
-    load = ServerLoad(lambda: [Waiting()])
+    load = ServerLoad(lambda: [WAITING])
     registry.register(LoadCollector(load, bounds, lambda: False, lambda: {"running": 1, "queued": 2}))
     found = generate_latest(registry).decode().splitlines()
     for line in (

@@ -44,20 +44,21 @@ PREPARED = PreparedVersion("3", "sha", "fp16", Doubling())
 
 @dataclass
 class Loaded:
-    """A batcher as the metrics see it, with counters that a test writes."""
+    """A loaded version as the metrics see it, with counters that a test writes."""
 
     counters: Counters
     spec: ModelSpec = SPEC
     prepared: PreparedVersion = field(default_factory=lambda: PREPARED)
     waiting: int = 0
+    label: str = "stable"
 
     def all_counters(self) -> list[Counters]:
         return [self.counters.copy()]
 
 
-def read(*batchers: Any) -> Samples:
+def read(*versions: Any) -> Samples:
     """Every sample as Prometheus sees it (the client library's own parser would add ``_total`` again)."""
-    text = metrics_text(new_registry(lambda: batchers)).decode()
+    text = metrics_text(new_registry(lambda: versions)).decode()
     lines = (line for line in text.splitlines() if not line.startswith("#"))
     return dict(_sample(line) for line in lines)
 
@@ -88,7 +89,7 @@ async def _a_busy_minute(device: DeviceThread, batcher: Batcher) -> Samples:
     futures[0].cancel()
     for _ in range(2):
         await asyncio.wrap_future(device.call(lambda: None))
-    samples = read(batcher)
+    samples = read(Loaded(batcher.all_counters()[0], waiting=batcher.waiting))
     device.release()
     await batcher.drain()
     return samples
@@ -164,8 +165,8 @@ def test_every_reading_has_all_that_was_noted_before_it_and_nothing_twice() -> N
 
 
 def test_only_names_lose_the_ending_that_triton_does_not_have() -> None:
-    named = ModelSpec("nv_x_total", SPEC.inputs, SPEC.outputs)
-    text = metrics_text(new_registry(lambda: [Loaded(Counters("3"), spec=named)])).decode()
+    named: Any = Loaded(Counters("3"), spec=ModelSpec("nv_x_total", SPEC.inputs, SPEC.outputs))
+    text = metrics_text(new_registry(lambda: [named])).decode()
     assert "# TYPE nv_inference_count counter\n" in text
     assert 'nv_inference_count{model="nv_x_total",version="3"} 0.0\n' in text
     assert "halfeven_vanished_callers_total{" in text
