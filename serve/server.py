@@ -42,7 +42,6 @@ from .finetune.jobs.supervisor import Supervisor, jobs_at_once, trainer_memory
 from .finetune.jobs.trial_run import TrialRuns
 from .finetune.web.api import SHOWN_JOBS, router
 from .finetune.web.refused import refuse_training
-from .http.codecs.dialect import OURS, STRICT
 from .http.connection.hot_protocol import HotProtocol
 from .http.connection.polite_server import Beside, PoliteServer
 from .http.error_mapping import hidden_folders
@@ -145,7 +144,6 @@ def application(
     director = Director(roster)
     written: dict[str, Phase] = {}
     limits = settings.limits
-    dialect = STRICT if settings.triton_strict else OURS
     bounds, load = _bounds(settings), ServerLoad(lambda: _loaded(roster))
     registry = new_registry(
         lambda: _loaded(roster), lambda: {name: written[name] for name in list(written) if roster.knows(name)}
@@ -153,7 +151,7 @@ def application(
     registry.register(RolloutCollector(roster.all, roster.decisions))
     registry.register(LoadCollector(load, bounds, lambda: roster.ready, jobs_by_status))
     inference_of, front_of = _traced()
-    inference = inference_of(roster, dialect, written)
+    inference = inference_of(roster, settings.triton_strict, written)
     history = history_of(roster.store, director.roll_back)
     access, guard = settings.access, settings.guard
     app = build_app(
@@ -163,7 +161,7 @@ def application(
         settings.name_on_the_wire,
         max_body_bytes=limits.body_bytes,
         body_timeout_s=limits.arrival_seconds,
-        dialect=dialect,
+        as_triton=settings.triton_strict,
         root_path=settings.root_path,
         inference=inference,
         # Their processes are started last: nothing below raises, and the caller ends them.

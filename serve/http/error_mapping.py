@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +17,6 @@ import orjson
 
 from ...models import errors
 from ...models.files.durable import free_there, may_not_be_written
-from .codecs.dialect import UnreadableTensor
 from .limits.request_limits import DEFAULTS
 
 T = TypeVar("T")
@@ -27,6 +27,13 @@ class NotOffered(errors.BadInput):
     """This server does not offer a part of a protocol. The message names the alternative."""
 
     code = "not_offered"
+
+
+class UnreadableTensor(errors.BadRequest):
+    """The JSON is no tensor: it has a negative size, or data that does not fill its shape. Correct shape or data.
+    Triton answers with 500."""
+
+    code = "unreadable_tensor"
 
 
 class UnknownCoding(NotOffered):
@@ -296,27 +303,6 @@ def _sentences(value: Any) -> Any:
     return without_folders(value) if isinstance(value, str) else value
 
 
-def v2_body(message: str) -> bytes:
-    """The error object of the Open Inference Protocol."""
-    return orjson.dumps({"error": message})
-
-
-def problem_body(status: int, code: str, message: str, param: str | None = None) -> bytes:
-    """An RFC 9457 problem; ``code`` is stable, machines match on it.
-
-    ``error`` says the same once more where OpenAI's clients look for it; they show nothing else.
-    """
-    problem: dict[str, Any] = {
-        "type": "about:blank",
-        "title": HTTPStatus(status).phrase,
-        "status": status,
-        "detail": message,
-        "code": code,
-        "error": {"message": message, "type": code, "code": code, "param": param},
-    }
-    return orjson.dumps(problem)
-
-
 def body_of(
     error: BaseException, path: str, reaches: Reaches = no_model, accept: str = ""
 ) -> tuple[bytes, str]:
@@ -330,17 +316,37 @@ def body_of(
 def body_for(
     path: str, status: int, code: str, message: str, param: str | None = None, accept: str = ""
 ) -> tuple[bytes, str]:
-    """``{"error": …}`` on ``/v2``, problem+json elsewhere, a page for a browser: the body and its content type.
+    """The body and its content type: the Open Inference Protocol's error object on ``/v2``, an RFC 9457 problem
+    elsewhere, a page for a browser. ``code`` is stable, machines match on it.
 
     ``accept``: the request's header of this name.
     """
+    title = HTTPStatus(status).phrase
     if is_browser(accept):
-        from .error_page import error_page  # brings jinja2: 7 MB that a server without browsers never needs
-
-        return error_page(path, status, code, message), "text/html; charset=utf-8"
+        root = "../" * (path.count("/") - 1) or "./"  # the link home is relative to the request's path
+        page = _error_template().render(root=root, status=status, title=title, code=code, message=message)
+        return page.encode(), "text/html; charset=utf-8"
     if path == "/v2" or path.startswith("/v2/"):
-        return v2_body(message), "application/json"
-    return problem_body(status, code, message, param), "application/problem+json"
+        return orjson.dumps({"error": message}), "application/json"
+    problem: dict[str, Any] = {
+        "type": "about:blank",
+        "title": title,
+        "status": status,
+        "detail": message,
+        "code": code,
+        # The same once more where OpenAI's clients look for it; they show nothing else.
+        "error": {"message": message, "type": code, "code": code, "param": param},
+    }
+    return orjson.dumps(problem), "application/problem+json"
+
+
+@cache
+def _error_template() -> Any:
+    from ...exporters.report.page import (
+        pages_of,
+    )  # brings jinja2: 7 MB that a server without browsers never needs
+
+    return pages_of(Path(__file__).parent).get_template("error.html")
 
 
 def is_browser(accept: str) -> bool:

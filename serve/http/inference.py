@@ -21,7 +21,6 @@ from ...models.machine.usable_cores import usable_cores
 from ..batching.counters import Phase
 from ..batching.interface import Answer, Roster, Served, Terms
 from ..batching.scheduler import changed, same_signature
-from .codecs.dialect import OURS, Dialect
 from .codecs.infer import InferCodec, InferRequest
 from .limits.request_limits import DEFAULTS
 
@@ -58,13 +57,13 @@ class Begun(NamedTuple, Generic[R]):
 
 
 class Inference:
-    """The models of a roster as callers ask them. ``written``: the time of writing answers by model, for as long as the
-    server lives."""
+    """The models of a roster as callers ask them. ``as_triton``: with ``--triton-strict``. ``written``: the time of
+    writing answers by model, for as long as the server lives."""
 
     def __init__(
-        self, roster: Roster, dialect: Dialect = OURS, written: dict[str, Phase] | None = None
+        self, roster: Roster, as_triton: bool = False, written: dict[str, Phase] | None = None
     ) -> None:
-        self._roster, self.dialect = roster, dialect
+        self._roster, self.as_triton = roster, as_triton
         self._written = {} if written is None else written
         self._codecs: dict[str, InferCodec] = {}
         self.worker_threads = WorkerThreads()
@@ -110,7 +109,7 @@ class Inference:
         """The model's codec, made again where its spec has changed."""
         codec = self._codecs.get(served.name)
         if codec is None or codec.spec is not served.spec:
-            codec = self._codecs[served.name] = InferCodec(served.spec, self.dialect)
+            codec = self._codecs[served.name] = InferCodec(served.spec, self.as_triton)
             self._written.setdefault(served.name, Phase())
         return codec
 

@@ -16,7 +16,7 @@ from ....models.errors import BadRequest, EngineFailed
 from ....models.spec.batch_axis import array_batch_back, array_batch_first
 from ....models.spec.spec import ModelSpec, TensorSpec
 from ...batching.interface import NO_TERMS, Terms
-from .dialect import OURS, Dialect, UnreadableTensor
+from ..error_mapping import UnreadableTensor
 from .infer_fields import DeclaredInput, bytes_tensor, classify, read_inputs, read_outputs
 from .infer_parameters import Wishes, read_wishes
 from .json_numbers import MANY, PIECE, array_of, dump_flat, parse_tensors, writable
@@ -82,16 +82,17 @@ class InferCodec:
     """Reads requests for one model and writes its answers.
 
     A client's JSON header is the same for every request of one shape, so its meaning is remembered, and such a request
-    costs one dictionary look-up.
+    costs one dictionary look-up. ``as_triton``: the differences from Triton that could break a client are left out
+    (``--triton-strict``; the table with the reasons is in ``docs/protocol.md``).
     """
 
-    def __init__(self, spec: ModelSpec, dialect: Dialect = OURS) -> None:
+    def __init__(self, spec: ModelSpec, as_triton: bool = False) -> None:
         self.spec = spec
         self._called = spec.as_called()
         self._axes_in = [tensor.batch_axis for tensor in spec.inputs]
         self._moves = any(self._axes_in)
         self._axes_out = [tensor.batch_axis for tensor in spec.outputs]
-        self._dialect = dialect
+        self._as_triton = as_triton
         self._output_dtypes = [tensor.type.numpy for tensor in spec.outputs]
         self._all_binary = tuple(RequestedOutput(i, True) for i in range(len(spec.outputs)))
         self._all_json = tuple(RequestedOutput(i, False) for i in range(len(spec.outputs)))
@@ -159,18 +160,14 @@ class InferCodec:
         if id is not None and not isinstance(id, str):
             raise BadRequest(f"the request's 'id' must be a string, got {type(id).__name__}")
         wishes = read_wishes(message, id)
-        rows, declared = read_inputs(self._called, message, self._dialect)
+        rows, declared = read_inputs(self._called, message, self._as_triton)
         return _Head(id, wishes, rows, declared, self._asked(message))
 
     def _asked(self, message: Mapping[str, Any]) -> tuple[RequestedOutput, ...]:
         """The outputs that the request names; all of them where it names none, as most do."""
-        if (
-            message.get("outputs") is None
-            and message.get("parameters") is None
-            and self._dialect.half_in_json
-        ):
+        if message.get("outputs") is None and message.get("parameters") is None and not self._as_triton:
             return self._all_json
-        asked = tuple(RequestedOutput(*item) for item in read_outputs(self.spec, message, self._dialect))
+        asked = tuple(RequestedOutput(*item) for item in read_outputs(self.spec, message, self._as_triton))
         return self._all_binary if asked == self._all_binary else asked
 
     def _places(self, declared: Sequence[DeclaredInput], head: int, length: int) -> list[int | None]:

@@ -12,8 +12,8 @@ import numpy as np
 from ....models.errors import BadRequest
 from ....models.spec.datatypes import Datatype
 from ....models.spec.spec import ModelSpec, TensorSpec, names_fault
+from ..error_mapping import UnreadableTensor
 from ..limits.request_limits import DEFAULTS
-from .dialect import Dialect, UnreadableTensor
 from .infer_parameters import flag, parameters_of
 from .json_numbers import show
 
@@ -38,19 +38,19 @@ class DeclaredInput(NamedTuple):
 
 
 def read_inputs(
-    spec: ModelSpec, message: Mapping[str, Any], dialect: Dialect
+    spec: ModelSpec, message: Mapping[str, Any], as_triton: bool
 ) -> tuple[int, list[DeclaredInput]]:
     """The rows and the inputs in the spec's order; ``spec`` is `ModelSpec.as_called`. Raises BadRequest."""
     entries = _objects(message, "inputs")
     _check_names(spec, [entry["name"] for entry in entries])
     places = {entry["name"]: (place, entry) for place, entry in enumerate(entries)}
-    declared = [_declared(spec, tensor, dialect, *places[tensor.name]) for tensor in spec.inputs]
+    declared = [_declared(spec, tensor, as_triton, *places[tensor.name]) for tensor in spec.inputs]
     _check_equal_sizes(spec, declared)
     return (declared[0].shape[spec.inputs[0].batch_axis] if spec.batched else 1), declared
 
 
 def read_outputs(
-    spec: ModelSpec, message: Mapping[str, Any], dialect: Dialect
+    spec: ModelSpec, message: Mapping[str, Any], as_triton: bool
 ) -> Iterator[tuple[int, bool, int]]:
     """(index, binary, best classes or 0) of each output asked for; all where none is named. Raises BadRequest."""
     binary = flag(parameters_of(message, "the request"), "binary_data_output", False)
@@ -66,19 +66,19 @@ def read_outputs(
                 f"unexpected inference output '{name[:80]}' for model '{spec.name}'; it has {list(places)}"
             )
         seen.add(name)
-        yield places[name], *_output_form(spec.outputs[places[name]], entry, binary, dialect)
+        yield places[name], *_output_form(spec.outputs[places[name]], entry, binary, as_triton)
 
 
 def _output_form(
-    tensor: TensorSpec, entry: Mapping[str, Any], binary: bool, dialect: Dialect
+    tensor: TensorSpec, entry: Mapping[str, Any], binary: bool, as_triton: bool
 ) -> tuple[bool, int]:
     """The form of one output: True for binary, False for JSON, and the number of classes (0: values as they are)."""
     parameters = parameters_of(entry, f"output '{tensor.name}'")
     if "shared_memory_region" in parameters:
         raise BadRequest(_no_shared_memory(f"output '{tensor.name}'"))
     binary = flag(parameters, "binary_data", binary)
-    classes = _classes(tensor, parameters, dialect)
-    if not binary and not classes and _is_half(tensor) and not dialect.half_in_json:
+    classes = _classes(tensor, parameters, as_triton)
+    if as_triton and not binary and not classes and _is_half(tensor):
         raise BadRequest(
             f"sending {tensor.datatype} data via JSON is not supported. Please use the binary data format for "
             f"output '{tensor.name}'"
@@ -86,14 +86,14 @@ def _output_form(
     return binary, classes
 
 
-def _classes(tensor: TensorSpec, parameters: Mapping[str, Any], dialect: Dialect) -> int:
+def _classes(tensor: TensorSpec, parameters: Mapping[str, Any], as_triton: bool) -> int:
     most = parameters.get("classification", 0)
     if type(most) is not int or not 0 <= most < 2**31:
         raise BadRequest(
             f"Unable to parse 'classification' of output '{tensor.name}': expected how many of the best classes "
             f"are wanted, got {str(most)[:40]!r}"
         )
-    if most and (tensor.datatype == "BOOL" or (_is_half(tensor) and not dialect.classify_half)):
+    if most and (tensor.datatype == "BOOL" or (as_triton and _is_half(tensor))):
         raise BadRequest(
             f"class result not available for output '{tensor.name}' due to unsupported type '{tensor.datatype}'"
         )
@@ -131,7 +131,7 @@ def _check_names(spec: ModelSpec, came: Sequence[str]) -> None:
 
 
 def _declared(
-    spec: ModelSpec, tensor: TensorSpec, dialect: Dialect, position: int, entry: dict[str, Any]
+    spec: ModelSpec, tensor: TensorSpec, as_triton: bool, position: int, entry: dict[str, Any]
 ) -> DeclaredInput:
     shape = _shape(tensor.name, entry.get("shape"))
     _check_datatype(spec, tensor, entry.get("datatype"))
@@ -147,10 +147,10 @@ def _declared(
     if prod(max(size, 1) for size in shape) * itemsize > _INT64_MAX:
         raise BadRequest(f"byte size overflow for input '{tensor.name}': the shape is {_shortened(shape)}")
     count = prod(shape)
-    _check_shape(spec, tensor, shape, spec.max_request_rows if dialect.split_large else spec.max_batch_size)
+    _check_shape(spec, tensor, shape, spec.max_batch_size if as_triton else spec.max_request_rows)
     parameters = parameters_of(entry, f"input '{tensor.name}'")
     size = _binary_size(spec, tensor, entry, parameters)
-    if size is None and not dialect.half_in_json and _is_half(tensor):
+    if size is None and as_triton and _is_half(tensor):
         raise BadRequest(
             f"receiving {tensor.datatype} data via JSON is not supported. Please use the binary data format for "
             f"input '{tensor.name}'"
@@ -191,9 +191,10 @@ def _shortened(shape: Sequence[int]) -> str:
 def _check_shape(spec: ModelSpec, tensor: TensorSpec, shape: tuple[int, ...], most_rows: int) -> None:
     if len(shape) == len(tensor.shape):
         if spec.batched and (rows := shape[tensor.batch_axis]) > most_rows:
+            axis = f" on axis {tensor.batch_axis}" if tensor.batch_axis else ""
             raise BadRequest(
                 f"inference request batch-size must be <= {most_rows} for '{spec.name}': input "
-                f"'{tensor.name}' has {rows} rows{_on(tensor)}; split the request"
+                f"'{tensor.name}' has {rows} rows{axis}; split the request"
             )
         if all(dim.admits(size) for dim, size in zip(tensor.shape, shape, strict=True)):
             return
@@ -204,10 +205,6 @@ def _check_shape(spec: ModelSpec, tensor: TensorSpec, shape: tuple[int, ...], mo
         + tensor.why_not_empty(shape, spec.batched)
         + "."
     )
-
-
-def _on(tensor: TensorSpec) -> str:
-    return f" on axis {tensor.batch_axis}" if tensor.batch_axis else ""
 
 
 def _binary_size(

@@ -26,7 +26,6 @@ from ....models.version import __version__
 from ...batching.interface import ControlledRoster, Roster, Served
 from ...endpoint.endpoint_process import EndpointProcess
 from ..caller import CallerLeft, json_answer
-from ..codecs.dialect import OURS, Dialect
 from ..error_mapping import body_for, body_of, headers_of, of_the_disk, status_of, without_folders
 from ..inference import Inference
 from ..route_scopes import permit_of
@@ -66,7 +65,7 @@ def build_app(
     server_name: str = "halfeven",
     max_body_bytes: int = MAX_BODY_BYTES,
     body_timeout_s: float = 30.0,
-    dialect: Dialect = OURS,
+    as_triton: bool = False,
     root_path: str = "",
     inference: Inference | None = None,
     endpoints: Mapping[str, EndpointProcess] = MappingProxyType({}),
@@ -85,9 +84,9 @@ def build_app(
         servers=[{"url": root_path}] if root_path else None,
         telemetry=_NO_TELEMETRY,
     )
-    _add_errors(app, dialect.triton_statuses)
+    _add_errors(app, as_triton)
     _add_healthz(app, roster)
-    add_v2(app, roster, server_name, dialect.triton_statuses)
+    add_v2(app, roster, server_name, as_triton)
     add_repository(app, roster, max_body_bytes, body_timeout_s)
     inference = inference or Inference(roster)
     add_predict(app, inference, max_body_bytes, body_timeout_s)

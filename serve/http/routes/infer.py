@@ -144,8 +144,8 @@ class InferFront:
         self.access = access or AccessControl()
         self.load = load
         self.inference = inference or Inference(roster)
-        self._dialect = self.inference.dialect
-        self.compress_lists = self._dialect.compress_lists
+        # HTTP libraries send "gzip, deflate" by default. Triton compresses then; here a caller has to name one coding.
+        self.compress_lists = self.inference.as_triton
         self.max_body_bytes = max_body_bytes
         self.body_timeout_s = body_timeout_s
         self.bounds = bounds or ServerBounds(seconds=body_timeout_s)
@@ -276,7 +276,7 @@ class InferFront:
         self, error: Exception, request_id: str | None = None, model: str = "", reaches: Reaches = no_model
     ) -> tuple[int, Headers, bytes]:
         """The answer to a request that ends with this error: status, headers, body. ``reaches``: as `message_of`."""
-        status = status_of(error, self._dialect.triton_statuses)
+        status = status_of(error, self.inference.as_triton)
         named = {"request_id": request_id, "model": model[:_LONGEST_ID], "status": status}
         if requests.isEnabledFor(logging.INFO):
             requests.info("refused: %s", message_of(error), extra=named)

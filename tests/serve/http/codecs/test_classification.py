@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from halfeven.models.errors import BadRequest
 from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
-from halfeven.serve.http.codecs.dialect import STRICT
 from halfeven.serve.http.codecs.infer import InferCodec
 from halfeven.serve.http.codecs.infer_fields import classify
 from hypothesis import given
@@ -113,7 +112,7 @@ def test_what_cannot_be_ranked_is_refused_by_name() -> None:
     with pytest.raises(BadRequest, match="output 'y' due to unsupported type 'BOOL'"):
         ask(scores("BOOL", 1), np.ones((1, 1), bool), 1)
     with pytest.raises(BadRequest, match="output 'y' due to unsupported type 'FP16'"):
-        ask(scores("FP16", 1), np.ones((1, 1), np.float16), 1, dialect=STRICT)
+        ask(scores("FP16", 1), np.ones((1, 1), np.float16), 1, as_triton=True)
 
 
 def test_an_answer_s_size_is_bounded() -> None:

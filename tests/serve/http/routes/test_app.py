@@ -10,7 +10,6 @@ import httpx
 import openai
 import pytest
 import tritonclient.http as triton
-from halfeven.serve.http.codecs.dialect import STRICT
 from halfeven.serve.http.routes.app import build_app
 from halfeven.serve.http.routes.infer import InferFront
 from tritonclient.utils import InferenceServerException
@@ -66,9 +65,9 @@ def test_every_version_that_is_loaded_is_listed_and_counted(client: Any, roster:
     assert len(client.get_inference_statistics()["model_stats"]) == 4
 
 
-def test_the_strict_dialect_answers_with_triton_s_statuses(roster: Any) -> None:
+def test_a_triton_strict_server_answers_with_triton_s_statuses(roster: Any) -> None:
     roster.reasons.append("model 'x' is being proven")
-    app = build_app(roster, lambda: b"", HISTORY, "triton", dialect=STRICT)
+    app = build_app(roster, lambda: b"", HISTORY, "triton", as_triton=True)
     with running(app) as address, httpx.Client(base_url=f"http://{address}", timeout=PATIENCE_S) as http:
         statuses = {
             path: http.get(path).status_code

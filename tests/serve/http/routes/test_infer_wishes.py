@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 from halfeven.serve.batching.interface import NO_TERMS
-from halfeven.serve.http.codecs.dialect import STRICT
 from halfeven.serve.http.codecs.infer import InferCodec
 from halfeven.serve.http.inference import Inference
 from halfeven.serve.http.routes.infer import SMALL_JSON, InferFront
@@ -99,7 +98,7 @@ async def no_app(*_: Any) -> None:
 
 
 def test_a_model_that_is_still_starting_is_503_to_the_strict_too(roster: Any) -> None:
-    with running(InferFront(no_app, roster, inference=Inference(roster, STRICT))) as address:
+    with running(InferFront(no_app, roster, inference=Inference(roster, as_triton=True))) as address:
         answer = httpx.post(f"http://{address}/v2/models/starting/infer", json=GOOD, timeout=PATIENCE_S)
     assert answer.status_code == 503 and "no active version" in answer.json()["error"]
 
