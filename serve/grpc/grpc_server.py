@@ -4,7 +4,6 @@ A call's key is asked for when its headers are here, before its message is read;
 names, it is admitted with the key's limits.
 """
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
@@ -15,7 +14,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from ...models.errors import BadRequest, BadSetting, Forbidden, HalfevenError, Unauthenticated
+from ...models.errors import BadSetting, Forbidden, HalfevenError, Unauthenticated
 from ..access.certificates import Certificates
 from ..address import address
 from ..batching.interface import ControlledRoster
@@ -29,7 +28,7 @@ from .call_end import abort, add_load, load_format, words_of
 from .calls import CALLS, NOT_OFFERED, Call, Calls, stream_error, stream_response, streamed
 from .health_and_reflection import HEALTH, HealthService, ReflectionService
 from .messages import SERVICE, check_parts, only_message, unreadable
-from .open_stream import KeylessCalls, NotRead, OpenStream, UnreadAnswers, ended, most_streams, no_place
+from .open_stream import KeylessCalls, UnreadAnswers, in_place, most_streams
 
 AHEAD = DEFAULTS.requests_ahead  # requests of one stream that are under way at once
 # A connection that is silent for 60 s is asked whether its client is there, who has 20 s to answer.
@@ -212,39 +211,27 @@ class _Service(grpc.GenericRpcHandler):
         self, call: Call, authorization: str | None, messages: AsyncIterator[Any], context: Any
     ) -> None:
         """Answer the messages of one stream."""
-        place, unread = OpenStream(), UnreadAnswers(self._front.bounds.budget)
-        if not self._streams.enter(place):
-            await abort(context, no_place("ModelInfer"))
+        unread = UnreadAnswers(self._front.bounds.budget)
+        async with in_place(self._streams, context, "ModelInfer") as place:
 
-        async def in_stream(request: Any) -> Any:
-            place.asked()
+            async def in_stream(request: Any) -> Any:
+                place.asked()
+                try:
+                    with self._front.call_span(f"{SERVICE}/{call.name}", context):
+                        answer = await self._answer(call, authorization, request)
+                        return unread.counted(stream_response(request, answer))
+                except Exception as error:
+                    return unread.counted(stream_error(request, words_of(error)))
+
             try:
-                with self._front.call_span(f"{SERVICE}/{call.name}", context):
-                    answer = await self._answer(call, authorization, request)
-                    return unread.counted(stream_response(request, answer))
-            except Exception as error:
-                return unread.counted(stream_error(request, words_of(error)))
-
-        try:
-            async with aclosing(streamed(messages, in_stream, AHEAD)) as answers:
-                async for answer in answers:
-                    await unread.write(context, answer)
-                    place.answered()
-        except asyncio.CancelledError:
-            if not place.was_closed():
-                raise
-            await abort(context, ended())
-        except DecodeError:
-            await abort(context, unreadable(call.name))
-        except BadRequest as error:  # of a message that was not read
-            await abort(context, error)
-        except NotRead as error:
-            unread.close()
-            await error.writing
-            await abort(context, error)
-        finally:
-            self._streams.leave(place)
-            unread.close()
+                async with aclosing(streamed(messages, in_stream, AHEAD)) as answers:
+                    async for answer in answers:
+                        await unread.write(context, answer)
+                        place.answered()
+            except DecodeError:
+                raise unreadable(call.name) from None
+            finally:
+                unread.close()
 
     async def _answer(self, call: Call, authorization: str | None, request: Any, context: Any = None) -> Any:
         """``context``: that of a unary call. Until its caller has taken the answer, the call counts in its key's limit,

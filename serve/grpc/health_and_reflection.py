@@ -11,7 +11,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import grpc
@@ -23,7 +23,7 @@ from ..http.limits.connections import Connections
 from ..http.limits.memory_budget import MemoryBudget
 from .call_end import abort
 from .messages import FEW_BYTES, SERVICE, files, message, only_message, pool, unreadable
-from .open_stream import KeylessCalls, NotRead, OpenStream, UnreadAnswers, ended, most_watchers, no_place
+from .open_stream import KeylessCalls, OpenStream, UnreadAnswers, in_place, most_watchers
 
 _PACKAGE = "grpc.health.v1"
 HEALTH = f"{_PACKAGE}.Health"
@@ -34,12 +34,6 @@ _SERVICE, _METHOD = "ServerReflection", "ServerReflectionInfo"
 _NOT_FOUND, _UNIMPLEMENTED = 5, 12  # numbers of gRPC's statuses
 _LONGEST = 200  # characters of a name that an error repeats
 _MOST_READ = 2  # messages of `Check` that are on their way at once, and of `Watch`: gRPC takes each whole
-
-
-@cache
-def _messages() -> tuple[Any, Any]:
-    """The classes of HealthCheckRequest and HealthCheckResponse."""
-    return message("HealthCheckRequest", _PACKAGE), message("HealthCheckResponse", _PACKAGE)
 
 
 def _read(data: bytes, kind: Any, expected: str) -> Any:
@@ -66,7 +60,8 @@ class HealthService(grpc.GenericRpcHandler):
 
     def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler | None:
         expected = f"the name of a service; send '' or '{SERVICE}'"
-        read, write = partial(_read, kind=_messages()[0], expected=expected), _messages()[1].SerializeToString
+        read = partial(_read, kind=message("HealthCheckRequest", _PACKAGE), expected=expected)
+        write = message("HealthCheckResponse", _PACKAGE).SerializeToString
         if handler_call_details.method == f"/{HEALTH}/Check":
             return grpc.stream_unary_rpc_method_handler(self._check, read, write)  # type: ignore[arg-type]
         if handler_call_details.method == f"/{HEALTH}/Watch":
@@ -89,7 +84,7 @@ class HealthService(grpc.GenericRpcHandler):
                 raise UnknownName(f"ask for the service '' or '{SERVICE}'; models have ModelReady")
         except HalfevenError as error:
             await abort(context, error)
-        return _messages()[1](status=status)
+        return message("HealthCheckResponse", _PACKAGE)(status=status)
 
     async def _checked(self, messages: AsyncIterator[Any]) -> str:
         """The service that a `Check` names. Where enough messages are on their way, it is the whole server: a call that
@@ -103,40 +98,23 @@ class HealthService(grpc.GenericRpcHandler):
             self._free += 1
 
     async def _watch(self, messages: AsyncIterator[Any], context: Any) -> None:
-        place = OpenStream()
-        if not self._watchers.enter(place):
-            await abort(context, no_place("Check"))
-        try:
+        async with in_place(self._watchers, context, "Check"):
             self._keyless.enter(context)
             async with self._watches_read:
                 asked = await only_message(messages, self._seconds, "Watch")
             await self._follow(asked.service, context)
-        except asyncio.CancelledError:
-            if not place.was_closed():
-                raise
-            await abort(context, ended())
-        except HalfevenError as error:
-            await abort(context, error)
-        finally:
-            self._watchers.leave(place)
 
     async def _follow(self, service: str, context: Any) -> None:
         """Send the status now and after each change. Raises NotReady where the server ends."""
         sent = None
         while True:
             if (status := self._status(service)) != sent:
-                await context.write(_messages()[1](status=status))
+                await context.write(message("HealthCheckResponse", _PACKAGE)(status=status))
                 sent = status
             elif self._ending:
                 raise NotReady("the server has shut down; watch another one")
             # Readiness has many causes, a lost device among them, and none of them calls back.
             await asyncio.sleep(LOOK_EVERY_S)
-
-
-@cache
-def _classes() -> tuple[Any, Any]:
-    """The classes of a request and a response."""
-    return message(f"{_SERVICE}Request", _PACKAGES[0]), message(f"{_SERVICE}Response", _PACKAGES[0])
 
 
 def _file_of(symbol: str) -> Any:
@@ -149,7 +127,7 @@ def _file_of(symbol: str) -> Any:
 
 def answer(request: Any) -> Any:
     """The response to one request of the protocol."""
-    response = _classes()[1](valid_host=request.host, original_request=request)
+    response = message(f"{_SERVICE}Response", _PACKAGES[0])(valid_host=request.host, original_request=request)
     kind = request.WhichOneof("message_request")
     asked = getattr(request, kind) if kind else ""
     if kind == "list_services":
@@ -189,29 +167,19 @@ class ReflectionService(grpc.GenericRpcHandler):
     def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler | None:
         if handler_call_details.method not in [f"/{package}.{_SERVICE}/{_METHOD}" for package in _PACKAGES]:
             return None
-        request, response = _classes()
         metadata = handler_call_details.invocation_metadata
 
         async def answers(messages: AsyncIterator[Any], context: Any) -> None:
-            place = OpenStream()
             try:
                 self._admit(metadata)
-                if not self._streams.enter(place):
-                    raise no_place("a .proto file")
-                await self._answer_all(messages, context, place)
-            except asyncio.CancelledError:
-                if not place.was_closed():
-                    raise
-                await abort(context, ended())
             except HalfevenError as error:
-                if isinstance(error, NotRead):
-                    await error.writing
                 await abort(context, error)
-            finally:
-                self._streams.leave(place)
+            async with in_place(self._streams, context, "a .proto file") as place:
+                await self._answer_all(messages, context, place)
 
-        read = partial(_read, kind=request, expected="a name")
-        return grpc.stream_stream_rpc_method_handler(answers, read, response.SerializeToString)  # type: ignore[arg-type]
+        read = partial(_read, kind=message(f"{_SERVICE}Request", _PACKAGES[0]), expected="a name")
+        write = message(f"{_SERVICE}Response", _PACKAGES[0]).SerializeToString
+        return grpc.stream_stream_rpc_method_handler(answers, read, write)  # type: ignore[arg-type]
 
     async def _answer_all(self, messages: AsyncIterator[Any], context: Any, place: OpenStream) -> None:
         asked, unread = aiter(messages), UnreadAnswers(self._budget)

@@ -7,12 +7,15 @@ streams one caller could hold every call.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
-from ...models.errors import BadInput, Overloaded
+from ...models.errors import BadInput, HalfevenError, Overloaded
+from ..http.limits.connections import Connections
 from ..http.limits.memory_budget import MemoryBudget
 from ..http.limits.request_limits import DEFAULTS
+from .call_end import abort
 
 SHARE = 0.75  # of all calls that streams may be: the others are for unary calls
 IDLE_SECONDS = 1.0  # without a request under way
@@ -81,15 +84,28 @@ class OpenStream:
         return self._closed
 
 
-def ended() -> Overloaded:
-    return Overloaded("the stream was idle, and its place was needed for another one: open it again")
-
-
-def no_place(instead: str) -> Overloaded:
-    """The error for a caller whose stream finds no place. ``instead``: the unary call that does the same once."""
-    return Overloaded(
-        f"as many streams are open as may be, and none of them is idle: use {instead}, or ask later"
-    )
+@asynccontextmanager
+async def in_place(streams: Connections, context: Any, instead: str) -> AsyncIterator[OpenStream]:
+    """The stream of a call, which holds a place within the block; an error of the block ends the call. ``instead``: the
+    unary call that does the same once, for a caller whose stream finds no place."""
+    place = OpenStream()
+    try:
+        if not streams.enter(place):
+            raise Overloaded(
+                f"as many streams are open as may be, and none of them is idle: use {instead}, or ask later"
+            )
+        yield place
+    except asyncio.CancelledError:
+        if not place.was_closed():
+            raise
+        idle = Overloaded("the stream was idle, and its place was needed for another one: open it again")
+        await abort(context, idle)
+    except HalfevenError as error:
+        if isinstance(error, NotRead):
+            await error.writing
+        await abort(context, error)
+    finally:
+        streams.leave(place)
 
 
 class NotRead(BadInput):

@@ -15,8 +15,7 @@ from halfeven.serve.access.access_control import AccessControl
 from halfeven.serve.access.keys import KeyFile
 from halfeven.serve.grpc import open_stream
 from halfeven.serve.grpc.calls import CALLS
-from halfeven.serve.grpc.health_and_reflection import _classes
-from halfeven.serve.grpc.messages import SERVICE, pool
+from halfeven.serve.grpc.messages import SERVICE, message, pool
 from halfeven.serve.http.limits.bounds import ServerBounds
 from halfeven.serve.http.limits.connections import Connections
 
@@ -28,6 +27,9 @@ _INITIAL_WINDOW_SIZE = 4  # the identifier of the setting
 SERVICES = [
     "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection", SERVICE,
 ]  # fmt: skip
+REQUEST, RESPONSE = (
+    message(f"ServerReflection{kind}", "grpc.reflection.v1") for kind in ("Request", "Response")
+)
 
 
 def test_the_client_finds_every_service_and_its_calls(start: Start) -> None:
@@ -44,11 +46,10 @@ def test_the_client_finds_every_service_and_its_calls(start: Start) -> None:
 
 
 def asked(channel: Any, package: str, **request: Any) -> Any:
-    made, read = _classes()
     call = channel.stream_stream(
-        f"/{package}.ServerReflection/ServerReflectionInfo", made.SerializeToString, read.FromString
+        f"/{package}.ServerReflection/ServerReflectionInfo", REQUEST.SerializeToString, RESPONSE.FromString
     )
-    return next(call(iter([made(**request)])))
+    return next(call(iter([REQUEST(**request)])))
 
 
 @pytest.mark.parametrize("package", ["grpc.reflection.v1", "grpc.reflection.v1alpha"])
@@ -89,15 +90,14 @@ def test_a_long_message_is_refused(start: Start) -> None:
 
 def test_a_call_has_a_place_among_the_streams(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_stream, "IDLE_SECONDS", 1e9)
-    made, read = _classes()
     never: queue.Queue[Any] = queue.Queue()
     with grpc.insecure_channel(start(bounds=ServerBounds(connections=Connections(2))).grpc) as channel:
         call = channel.stream_stream(
             "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
-            made.SerializeToString,
-            read.FromString,
+            REQUEST.SerializeToString,
+            RESPONSE.FromString,
         )
-        held = call(chain([made(list_services="")], iter(never.get, None)))
+        held = call(chain([REQUEST(list_services="")], iter(never.get, None)))
         assert next(held).list_services_response.service
         with pytest.raises(grpc.RpcError) as refused:
             asked(channel, "grpc.reflection.v1", list_services="")
@@ -109,7 +109,7 @@ def test_a_call_has_a_place_among_the_streams(start: Start, monkeypatch: pytest.
 def test_answers_that_are_not_read_count_in_the_memory_of_all_requests(start: Start) -> None:
     both = start()
     connection, no_window = Connection(both.grpc), struct.pack("!HI", _INITIAL_WINDOW_SIZE, 0)
-    message = _classes()[0](list_services="").SerializeToString()
+    message = REQUEST(list_services="").SerializeToString()
     head = head_of("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
     connection.send(
         frame(SETTINGS, payload=no_window),
