@@ -20,6 +20,7 @@ from ...models.errors import (
     BadInput,
     CannotServe,
     Conflict,
+    EngineFailed,
     Forbidden,
     HalfevenError,
     NotReady,
@@ -203,6 +204,23 @@ def ask(
     if answer.status >= 300:
         raise _refusal(answer)
     return answer.headers, answer.body
+
+
+def model_path(name: str, api: str = "v2") -> str:
+    """The path of a model's routes. ``name``: NAME, or NAME@VERSION."""
+    model, _, version = name.partition("@")
+    path = f"/{api}/models/{urllib.parse.quote(model, safe='')}"
+    return f"{path}/versions/{urllib.parse.quote(version, safe='')}" if version else path
+
+
+def json_of(url: str, answer: bytes) -> Any:
+    """The JSON of an answer. Raises EngineFailed where it is none."""
+    try:
+        return json.loads(answer)
+    except (ValueError, RecursionError):
+        raise EngineFailed(
+            f"{url} does not answer with JSON: is it an inference server? {answer[:80]!r}"
+        ) from None
 
 
 def no_answer(url: str, error: Exception, timeout_s: float, may_be: str = "") -> NotReady:

@@ -1,7 +1,6 @@
 """``halfeven predict``: a file's tensors or picture to a running server, over the standard library's HTTP."""
 
 import json
-import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from ...exporters.inputs.samples import TARGET, read_tensors
 from ...models.errors import BadInput, EngineFailed
 from ...models.files.opened_file import opened_named
 from ...models.spec.datatypes import DATATYPES, name_of
-from ..access.direct_requests import ask
+from ..access.direct_requests import ask, json_of, model_path
 from ..http.codecs.infer_client import write_json
 from ..http.codecs.json_numbers import array_of
 from ..http.codecs.numpy_files import write_npz
@@ -29,23 +28,17 @@ def predict_file(url: str, name: str, file: Path, out: Path | None = None) -> di
     EngineFailed where the answer is not one of halfeven's.
     """
     url = url.rstrip("/")
-    model = f"{url}/v1/models/{_place(name)}:predict"
+    model = f"{url}{model_path(name, 'v1')}:predict"
     named = _named(url, name, file) if file.suffix.lower() == ".json" else None
     body, kind = (write_npz(named), "application/x-npz") if named is not None else _body(file)
     if out is not None:
         return _into(out, *ask(model, body, kind, _accept(out)))
     if named is not None or file.suffix.lower() in (".npz", ".safetensors"):
         arrays = _read(file) if named is None else named
-        model, (body, _) = f"{url}/v2/models/{_place(name)}/infer", write_json(arrays)
+        model, (body, _) = f"{url}{model_path(name)}/infer", write_json(arrays)
         kind = "application/json"
     headers, answer = ask(model, body, kind, "application/json")
     return {"status": 200, "headers": _ours(headers), **_object(model, answer)}
-
-
-def _place(name: str) -> str:
-    """The part of a route's path that says NAME, or NAME@VERSION."""
-    model, _, version = name.partition("@")
-    return urllib.parse.quote(model) + (f"/versions/{urllib.parse.quote(version)}" if version else "")
 
 
 def _body(file: Path) -> tuple[bytes, str]:
@@ -74,7 +67,7 @@ def _named(url: str, name: str, file: Path) -> dict[str, np.ndarray] | None:
         )
     if "instances" in message:
         return None
-    model = f"{url}/v2/models/{_place(name)}"
+    model = f"{url}{model_path(name)}"
     said = _object(model, ask(model, None)[1])
     try:
         inputs = [(one["name"], one["datatype"], one["shape"]) for one in said["inputs"]]
@@ -89,10 +82,7 @@ def _named(url: str, name: str, file: Path) -> dict[str, np.ndarray] | None:
 
 def _object(url: str, answer: bytes) -> dict[str, Any]:
     """The JSON object that a server answered. Raises EngineFailed."""
-    try:
-        said = json.loads(answer)
-    except (ValueError, RecursionError):
-        said = None
+    said = json_of(url, answer)
     if not isinstance(said, dict):
         raise EngineFailed(
             f"{url} does not answer with a JSON object: is it a halfeven server? {answer[:80]!r}"

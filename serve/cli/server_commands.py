@@ -9,8 +9,8 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
-from ...models.errors import BadInput, CannotServe, EngineFailed
-from ..access.direct_requests import ask
+from ...models.errors import BadInput, CannotServe
+from ..access.direct_requests import ask, json_of, model_path
 from .console import LOCAL, Ended, Url, command, listing
 from .store_commands import version_named
 
@@ -25,14 +25,7 @@ def _asked(url: str, path: str, order: Mapping[str, Any] | None = None) -> Any:
     """The JSON of the answer to a GET, or to a POST of the order. None for an empty body. Raises as `ask`."""
     body = None if order is None else orjson.dumps(order)
     _, answer = ask(url.rstrip("/") + path, body, "application/json", "application/json", timeout_s=600.0)
-    try:
-        return orjson.loads(answer) if answer else None
-    except ValueError:
-        raise EngineFailed(f"{url} does not answer with JSON: is it a halfeven server?") from None
-
-
-def _path_of(name: str) -> str:
-    return f"/v1/models/{urllib.parse.quote(name, safe='')}"
+    return json_of(url, answer) if answer else None
 
 
 @command
@@ -41,7 +34,7 @@ def status(url: Url = LOCAL) -> Ended:
     The exit code is 1 where it is not ready."""
     server, waiting = _asked(url, "/v2"), _not_ready(url)
     names = dict.fromkeys(entry["name"] for entry in _asked(url, "/v2/repository/index", {}))
-    models = {name: _asked(url, _path_of(name)) for name in names}
+    models = {name: _asked(url, model_path(name, "v1")) for name in names}
     counted = {
         (one["name"], one["version"]): one["inference_stats"]
         for one in _asked(url, "/v2/models/stats")["model_stats"]
@@ -106,7 +99,7 @@ def _share(role: str, target: str, percent: float | None, url: str) -> Ended:
             + ("without PERCENT" if percent is None else f"with {percent:g} %")
         )
     order = {} if number is None else {"version": number, "percent": percent}
-    facts = _asked(url, f"{_path_of(name)}/{role}", order)
+    facts = _asked(url, f"{model_path(name, 'v1')}/{role}", order)
     done = f"the {role} of {name} has ended" if number is None else f"{target} is the {role}: {percent:g} %"
     return facts, done, 0
 

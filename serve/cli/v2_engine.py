@@ -4,7 +4,6 @@ The operator names it on the command line. Sizes and times are bounded; no redir
 """
 
 import http.client
-import json
 import time
 import urllib.parse
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ import numpy as np
 from ...models.errors import BadInput, BadSetting, EngineFailed, NotReady
 from ...models.spec.batch_axis import array_batch_back, array_batch_first
 from ...models.spec.datatypes import name_of
-from ..access.direct_requests import answer_to, is_server_url, words_of
+from ..access.direct_requests import answer_to, is_server_url, json_of, words_of
 from ..http.codecs.infer_client import HEADER_LENGTH, read_outputs, write_binary, write_json
 
 MOST_BYTES = 1 << 30  # of one answer
@@ -78,8 +77,7 @@ def v2_engine(url: str, name: str, timeout_s: float, headers: Mapping[str, str])
     base, found, model = url.rstrip("/").partition("/v2/models/")
     model = model if found else urllib.parse.quote(name, safe="")
     where = f"{base}/v2/models/{model}"
-    server = _json(f"{base}/v2", timeout_s, headers)
-    said = _json(where, timeout_s, headers)
+    server, said = (json_of(place, _ask(place, timeout_s, headers)[0]) for place in (f"{base}/v2", where))
     try:
         datatypes = {tensor["name"]: str(tensor["datatype"]) for tensor in said["inputs"]}
         inputs, outputs = ({t["name"]: _batch_axis(t) for t in said[key]} for key in ("inputs", "outputs"))
@@ -94,14 +92,6 @@ def v2_engine(url: str, name: str, timeout_s: float, headers: Mapping[str, str])
 def _batch_axis(tensor: Mapping[str, Any]) -> int:
     """A word of ours: other servers have the batch first."""
     return int(tensor.get("parameters", {}).get("batch_axis", 0))
-
-
-def _json(url: str, timeout_s: float, headers: Mapping[str, str]) -> Any:
-    body, _ = _ask(url, timeout_s, headers)
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        raise EngineFailed(f"{url} does not answer with JSON: is it a V2 server?") from None
 
 
 def _ask(

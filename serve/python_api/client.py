@@ -4,7 +4,6 @@
 import asyncio
 import tempfile
 import time
-import urllib.parse
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
@@ -16,7 +15,7 @@ from rich.console import Console
 
 from ...models.errors import BadInput, EngineFailed, Overloaded, TimedOut
 from ..access.client_key import key_headers
-from ..access.direct_requests import ask
+from ..access.direct_requests import ask, model_path
 from ..cli.console import notify
 from ..finetune.client.job_command import JobBar, Watch, facts_of, fine_tune
 from ..finetune.client.remote import Remote
@@ -46,7 +45,7 @@ class Client:
     def infer(self, name: str, inputs: Mapping[str, Given]) -> dict[str, np.ndarray]:
         """The outputs by name. ``name``: NAME, or NAME@VERSION."""
         body, headers = write_binary({key: as_numpy(value, key) for key, value in inputs.items()})
-        said, answer = self._ask(f"{_model(name)}/infer", body, headers)
+        said, answer = self._ask(f"{model_path(name)}/infer", body, headers)
         return read_outputs(answer, said.get(HEADER_LENGTH.lower()))
 
     def predict(self, name: str, *inputs: Given, **named: Given) -> Any:
@@ -101,7 +100,7 @@ class Client:
     def _signature(self, name: str) -> tuple[list[str], list[str]]:
         if name not in self._signatures:
             try:
-                said = parse(self._ask(_model(name), None, {})[1])
+                said = parse(self._ask(model_path(name), None, {})[1])
                 found = [[tensor["name"] for tensor in said[side]] for side in ("inputs", "outputs")]
             except (KeyError, TypeError) as error:
                 raise EngineFailed(
@@ -155,12 +154,6 @@ class Job:
     def cancel(self) -> None:
         """Ask the server to end the job after its current step."""
         self._remote.cancel(self.id)
-
-
-def _model(name: str) -> str:
-    model, _, number = name.partition("@")
-    place = f"/v2/models/{urllib.parse.quote(model, safe='')}"
-    return f"{place}/versions/{urllib.parse.quote(number, safe='')}" if number else place
 
 
 def _quiet(_: str) -> None:
