@@ -26,6 +26,7 @@ from ..http.error_mapping import headers_of, message_of, status_of
 from ..http.inference import Inference
 from ..http.page_headers import own_page
 from ..http.route_scopes import TO_COUNT, TO_INFER, TO_INSPECT, TO_MANAGE, TO_TRAIN, permit_of
+from ..http.routes.versions import version_number
 from ..http.web_guard import WebGuard
 from . import examples
 from .examples import read_typed
@@ -95,14 +96,14 @@ def _add_orders(routes: APIRouter, behind: Behind, body_timeout_s: float) -> Non
     def carry_out(order: str, name: str, asked: Mapping[str, str]) -> object:
         match order:
             case "promote":
-                return director.promote(name, _whole(asked, "version"))
+                return director.promote(name, version_number(asked.get("version", "")))
             case "rollback":
                 return director.roll_back(name)
             case _:
                 share = director.canary if order == "canary" else director.shadow
-                return share(
-                    name, *((None, 0.0) if "end" in asked else (_whole(asked, "version"), _percent(asked)))
-                )
+                if "end" in asked:
+                    return share(name, None, 0.0)
+                return share(name, version_number(asked.get("version", "")), _percent(asked))
 
     async def ordered(order: str, m: str, request: Request) -> Response:
         WebGuard.check_own_form(request.scope["headers"])
@@ -114,13 +115,6 @@ def _add_orders(routes: APIRouter, behind: Behind, body_timeout_s: float) -> Non
     for order in ("promote", "rollback", "canary", "shadow"):
         # As an argument with a default, ``order`` would be a parameter that the caller may give.
         routes.post(f"/models/{{m}}/{order}")(partial(ordered, order))
-
-
-def _whole(asked: Mapping[str, str], key: str) -> int:
-    text = asked.get(key, "")
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise BadInput(f"{key} = {text[:40]!r}: expected a version's number")
-    return int(text)
 
 
 def _percent(asked: Mapping[str, str]) -> float:

@@ -2,13 +2,13 @@
 order is JSON and says so: a form that a web page posts is no order."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any, TypeVar
 
 import orjson
 from fastapi import Request, Response
 
-from ...models.errors import BadRequest, NotReady, TooLarge
+from ...models.errors import BadRequest, TooLarge
 from ..batching.interface import Answer
 from .error_mapping import NotJson, SlowBody
 from .inference import taken_away
@@ -60,21 +60,6 @@ async def read_body(
         raise SlowBody(f"the request's body did not arrive within {timeout_s:g} s; send it faster") from None
 
 
-async def read_json_body(
-    scope: MutableMapping[str, Any],
-    receive: Receive,
-    limit: int,
-    timeout_s: float = 30.0,
-    more_room: str = MORE_ROOM,
-) -> bytes:
-    """The body of a request as `read_body` reads it, for a body that will be parsed as JSON: the parsed objects count
-    in the lease too."""
-    body = await read_body(scope, receive, limit, timeout_s, more_room)
-    small = len(body) <= _SMALL_BODY
-    lease_of(scope).add(json_bytes(body) if small else await asyncio.to_thread(json_bytes, body))
-    return body
-
-
 def _check_declared_length(headers: Iterable[tuple[bytes, bytes]], limit: int, more_room: str) -> None:
     for name, value in headers:
         if name == b"content-length":
@@ -116,21 +101,18 @@ async def answer_or_leave(future: asyncio.Future[Answer], receive: Receive | Non
 
     Raises CallerLeft, NotReady where the version was taken away, and the future's own error.
     """
-    if receive is None or future.done():
-        return await _answer(future)
-    leaving = asyncio.ensure_future(_disconnect(receive))
-    leaving.add_done_callback(lambda _: future.cancel())
     try:
-        return await _answer(future)
-    except NotReady:
-        if leaving.done() and future.cancelled():
-            raise CallerLeft from None
-        raise
-    finally:
-        leaving.cancel()
+        if receive is None or future.done():
+            return await future
+        return await done_or_leave(future, receive)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # the caller left, or the server gives up
+            raise
+        raise taken_away() from None
 
 
-async def done_or_leave(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+async def done_or_leave(work: Awaitable[T], receive: Receive) -> T:
     """Do the work. A caller that disconnects meanwhile cancels it.
 
     Raises CallerLeft, and the work's own error.
@@ -149,16 +131,6 @@ async def done_or_leave(work: Coroutine[Any, Any, T], receive: Receive) -> T:
         leaving.cancel()
 
 
-async def _answer(future: asyncio.Future[Answer]) -> Answer:
-    try:
-        return await future
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():  # the caller left, or the server gives up
-            raise
-        raise taken_away() from None
-
-
 async def _disconnect(receive: Receive) -> None:
     """Return when the connection ends."""
     while (await receive())["type"] != "http.disconnect":
@@ -172,12 +144,15 @@ async def read_order(
     needs_type: bool = True,
     more_room: str = "",
 ) -> bytes:
-    """The whole body, at most ``limit`` bytes; an empty one needs no content type.
+    """The whole body, at most ``limit`` bytes; an empty one needs no content type. The objects that its JSON becomes
+    count in the request's lease, too.
 
     ``more_room``: as of `read_body`. ``needs_type``: a body without a content type is refused too (V2 clients send
-    none). Raises NotJson, and what `read_json_body` does.
+    none). Raises NotJson, and what `read_body` does.
     """
-    body = await read_json_body(request.scope, request.receive, limit, timeout_s, more_room)
+    body = await read_body(request.scope, request.receive, limit, timeout_s, more_room)
+    small = len(body) <= _SMALL_BODY
+    lease_of(request.scope).add(json_bytes(body) if small else await asyncio.to_thread(json_bytes, body))
     kinds = request.headers.getlist("content-type")
     if body.strip() and ((needs_type and not kinds) or not all(map(is_json, kinds))):
         came = repr(", ".join(kinds)[:80]) if kinds else "none"

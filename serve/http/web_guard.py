@@ -12,7 +12,7 @@ Source: Fetch standard, "Origin header"; W3C Fetch Metadata; RFC 9110 §7.4 and 
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 from .cross_origin import CrossOrigin
 from .error_mapping import ForeignHost, ForeignPage
@@ -28,7 +28,7 @@ _EVERY = "*"
 _PRIVATE_SUFFIXES = (
     ".localhost", ".local", ".internal", ".intranet", ".private", ".corp", ".home", ".lan", ".home.arpa", ".svc",
 )  # fmt: skip
-Headers = Iterable[tuple[bytes, bytes]]
+Headers = Sequence[tuple[bytes, bytes]]
 
 
 class WebGuard:
@@ -139,18 +139,10 @@ def read_names(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _values(headers: Headers) -> tuple[list[bytes], list[bytes], list[bytes]]:
-    hosts: list[bytes] = []
-    origins: list[bytes] = []
-    sites: list[bytes] = []
-    for name, value in headers:
-        if name == b"host":
-            hosts.append(value)
-        elif name == b"origin":
-            origins.append(value)
-        elif name == b"sec-fetch-site":
-            sites.append(value)
-    return hosts, origins, sites
+def _values(headers: Headers) -> Iterator[list[bytes]]:
+    """The values of Host, of Origin and of Sec-Fetch-Site."""
+    names = (b"host", b"origin", b"sec-fetch-site")
+    return ([value for key, value in headers if key == name] for name in names)
 
 
 def _is_same_origin(origin: bytes, host: bytes) -> bool:

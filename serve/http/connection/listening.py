@@ -44,7 +44,8 @@ def cannot_listen(host: str, port: int, error: OSError) -> BadSetting:
         errno.EADDRINUSE: "another server is there: stop it, or choose another --port",
         errno.EACCES: "choose a --port above 1023",
     }.get(error.errno or 0, "--host must be an address or a name of this machine")
-    return BadSetting(f"cannot listen on {address(host, port)}: {error.strerror}; {advice}")
+    reason = str(error.strerror).partition(" (while attempting to bind")[0]  # Python names the address there
+    return BadSetting(f"cannot listen on {address(host, port)}: {reason}; {advice}")
 
 
 def listeners_at(host: str, port: int, backlog: int) -> list[socket.socket]:
@@ -56,9 +57,9 @@ def listeners_at(host: str, port: int, backlog: int) -> list[socket.socket]:
     opened: list[socket.socket] = []
     lacking: OSError | None = None
     try:
-        for family, kind, protocol, _, place in found:
+        for family, _, _, _, place in found:
             try:
-                opened.append(_listener(family, kind, protocol, place, backlog))
+                opened.append(socket.create_server(place, family=family, backlog=backlog))
             except OSError as error:
                 if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
                     raise
@@ -70,20 +71,6 @@ def listeners_at(host: str, port: int, backlog: int) -> list[socket.socket]:
     if lacking is not None and not opened:
         raise lacking
     return opened
-
-
-def _listener(family: int, kind: int, protocol: int, place: Any, backlog: int) -> socket.socket:
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listener.bind(place)
-        listener.listen(backlog)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 class Listening:

@@ -41,7 +41,7 @@ def _add_orders(routes: APIRouter, director: Director) -> None:
         asked = await _asked(request, ("version",))
         if asked.get("version") is None:
             raise BadInput('expected {"version": NUMBER}: which version is to become active')
-        return await _answer(lambda: director.promote(m, _version(asked)))
+        return await _answer(lambda: director.promote(m, version_number(asked["version"])))
 
     @routes.post("/{m}/canary", openapi_extra=_body({"version": _VERSION, "percent": _PERCENT}))
     async def canary(m: str, request: Request) -> Response:
@@ -82,12 +82,13 @@ async def _asked(request: Request, known: tuple[str, ...]) -> Mapping[str, Any]:
     return asked
 
 
-def _version(asked: Mapping[str, Any]) -> int:
-    version = asked["version"]
+def version_number(asked: object) -> int:
+    """The number that an order names, as a number or as text. Raises BadInput."""
+    version = asked
     if isinstance(version, str) and version.isascii() and version.isdigit() and len(version) < 19:
         version = int(version)
     if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version < 2**63:
-        raise BadInput(f"version = {asked['version']!r:.80}: expected a version's number")
+        raise BadInput(f"version = {asked!r:.80}: expected a version's number")
     return version
 
 
@@ -100,7 +101,7 @@ def _share(asked: Mapping[str, Any]) -> tuple[int | None, float]:
         return None, 0.0
     if "percent" not in asked:
         raise BadInput("a version needs its percent: the share of the requests, above 0 to 100")
-    return _version(asked), float(percent)
+    return version_number(asked["version"]), float(percent)
 
 
 async def _answer(work: Callable[[], Any]) -> Response:

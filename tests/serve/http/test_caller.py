@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from fastapi import Request
 from halfeven.models.errors import BadRequest, TooLarge
 from halfeven.serve.http.caller import (
     MAX_CHUNKS,
@@ -13,7 +14,7 @@ from halfeven.serve.http.caller import (
     answer_or_leave,
     done_or_leave,
     read_body,
-    read_json_body,
+    read_order,
 )
 from halfeven.serve.http.error_mapping import SlowBody
 
@@ -71,9 +72,9 @@ def test_a_body_that_grows_too_large_is_refused_when_it_does() -> None:
 
 @pytest.mark.parametrize("more_room", ["", "ask for more"])
 def test_the_refusal_says_how_a_larger_body_is_admitted_where_it_can_be(more_room: str) -> None:
-    scope = {"headers": [(b"content-length", b"9" * 9)]}
+    scope = {"type": "http", "headers": [(b"content-length", b"9" * 9)]}
     with pytest.raises(TooLarge, match=f"{100} bytes{more_room and '; '}{more_room}$"):
-        asyncio.run(read_json_body(scope, receiving(), 100, more_room=more_room))
+        asyncio.run(read_order(Request(scope, receiving()), 100, more_room=more_room))
 
 
 @pytest.mark.slow
@@ -207,5 +208,6 @@ def test_large_json_is_counted_beside_the_event_loop(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("halfeven.serve.http.caller.json_bytes", counted)
     for size in (2**20, 2**20 + 1):
         body = bytes(size)
-        assert asyncio.run(read_json_body({"headers": ()}, receiving(chunk(body, False)), 2**21)) is body
+        request = Request({"type": "http", "headers": ()}, receiving(chunk(body, False)))
+        assert asyncio.run(read_order(request, 2**21, needs_type=False)) is body
     assert [one is threading.current_thread() for one in threads] == [True, False]
