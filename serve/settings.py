@@ -43,7 +43,6 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
     grpc_port: int | None = Field(None, ge=0, le=65535)  # None: no gRPC
-    http_workers: Literal[0] = 0  # of earlier builds: any other number is refused with what replaced it
     device: str = "auto"
     endpoints: str = ""  # FILE.py:CLASS, separated by commas
     endpoint_seconds: float = Field(10.0, gt=0, description="seconds of each call of an endpoint's code")
@@ -166,16 +165,6 @@ class Settings(BaseSettings):
                 "expected a path such as /models, of letters, digits and -._~ between its slashes"
             )
         return path
-
-    @field_validator("http_workers", mode="before")
-    @classmethod
-    def _is_one_process(cls, value: object) -> int:
-        if str(value).strip() not in ("", "0"):
-            raise ValueError(
-                "HTTP workers were taken out, one process serves more requests: leave this setting away, and where "
-                "one process is not enough, start several servers behind a load balancer, or replicas on Ray Serve"
-            )
-        return 0
 
     @field_validator("cors_origins")
     @classmethod

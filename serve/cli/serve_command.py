@@ -31,7 +31,6 @@ _OPTIONS: Mapping[str, Any] = {
     "host": _option(str, "The address to listen on; default 127.0.0.1, this machine alone."),
     "port": _option(int, "The port; default 8000. 0 takes a free one."),
     "grpc_port": _option(int, "Speak gRPC too, at this port (8001 by custom); default not."),
-    "http_workers": Annotated[str | None, typer.Option(hidden=True)],  # the settings refuse it, and say why
     "device": _option(str, "auto, cpu or cuda:N; default auto."),
     "fallback": _option(str, "fp32 or none, where a half is refused; default fp32."),
     "endpoints": _option(
@@ -84,8 +83,7 @@ def _work(**given: Any) -> Ended:
 
 
 for _name, _of in _OPTIONS.items():
-    if _name != "http_workers":
-        _of.__metadata__[0].help += f" [{VARIABLES}{_name.upper()}]"
+    _of.__metadata__[0].help += f" [{VARIABLES}{_name.upper()}]"
 _PARAMETERS = [
     inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=of)
     for name, of in _OPTIONS.items()

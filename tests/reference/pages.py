@@ -170,8 +170,6 @@ def environment() -> str:
     options = {param.name: param for param in commands()["serve"][1].params}
     rows = []
     for name, field in Settings.model_fields.items():
-        if name == "http_workers":  # refused
-            continue
         option = "" if field.description else f"`serve {options[name].opts[0]}`"
         text = field.description or re.sub(
             r"(; default [^;.]*)?\.? \[HALFEVEN_\w+\]$", "", options[name].help

@@ -35,19 +35,6 @@ def test_settings_and_what_the_tests_use_are_not_named() -> None:
     )
 
 
-def test_http_workers_are_refused_with_what_replaced_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner, way_out = CliRunner(), "several servers behind a load balancer"
-    for number in ("0", ""):  # one process, which is what there is
-        monkeypatch.setenv("HALFEVEN_HTTP_WORKERS", number)
-        assert read_settings().http_workers == 0
-    by_option = runner.invoke(app, ["serve", "--http-workers", "2"])
-    monkeypatch.setenv("HALFEVEN_HTTP_WORKERS", "4")
-    by_variable = runner.invoke(app, ["serve"])
-    for done, name in ((by_option, "--http-workers"), (by_variable, "HALFEVEN_HTTP_WORKERS")):
-        assert done.exit_code == 2 and way_out in done.stderr and name in done.stderr
-    assert "http-workers" not in runner.invoke(app, ["serve", "--help"]).stdout
-
-
 def test_a_value_that_does_not_fit_is_refused_by_the_name_that_gave_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -92,7 +79,6 @@ def test_every_setting_that_is_an_argument_is_read_somewhere() -> None:
     serve = Path(halfeven.__file__).parent / "serve"
     text = "".join(file.read_text() for file in serve.rglob("*.py"))
     text += (serve / "settings.py").read_text().replace("self.", "settings.")
-    never_read = set(OF_CONVERSIONS) | {"http_workers"}
-    assert {
-        name for name in Settings.model_fields if not re.search(rf"\bsettings\.{name}\b", text)
-    } == never_read
+    assert {name for name in Settings.model_fields if not re.search(rf"\bsettings\.{name}\b", text)} == set(
+        OF_CONVERSIONS
+    )

@@ -28,7 +28,7 @@ def test_every_command_and_option_is_explained_and_every_flag_goes_without_a_typ
 def test_serve_says_the_default_and_the_variable_of_each_option() -> None:
     found = {param.name: param.help for param in commands()["serve"][1].params}
     for name, field in Settings.model_fields.items():
-        if name in found and name != "http_workers":
+        if name in found:
             assert f"[HALFEVEN_{name.upper()}]" in found[name]
             if field.default not in (None, "", False, True):
                 value = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
