@@ -18,13 +18,15 @@ _LOOK_S = 0.2
 _BACKLOG = 2048  # connections that wait in the kernel until they are accepted
 
 
-class BackgroundServer:
-    """Listens from its creation on, until `close`. ``url``: where; port 0 of the settings takes a free one.
+class Server:
+    """Listens from its creation on, until `close`. ``url``: where; port 0 of the settings takes a free one. ``kept``:
+    an object that must live as long as the server.
 
     Raises BadSetting where the port is taken or another server has the store.
     """
 
-    def __init__(self, settings: Settings, store: Store) -> None:
+    def __init__(self, settings: Settings, store: Store, kept: object = None) -> None:
+        self.kept = kept
         certificates = settings.certificates
         if settings.grpc_port is not None:
             grpc_server()  # while nothing is open yet
@@ -67,7 +69,7 @@ class BackgroundServer:
         """The port on which it listens for gRPC; None without gRPC."""
         return None if self._server.beside is None else self._server.beside.port
 
-    def until_ready(self) -> "BackgroundServer":
+    def until_ready(self) -> "Server":
         """Wait until the models of the store are loaded. Raises NotReady, and closes, where one cannot be; BadSetting
         where the port for gRPC is taken."""
         while not self._server.started:
@@ -107,7 +109,7 @@ class BackgroundServer:
         self._server.should_exit = True
         self._thread.join()
 
-    def __enter__(self) -> "BackgroundServer":
+    def __enter__(self) -> "Server":
         return self
 
     def __exit__(

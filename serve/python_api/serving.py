@@ -6,32 +6,19 @@ import sys
 import threading
 from contextlib import suppress
 from typing import Any
+from weakref import WeakSet
 
 from ...models.errors import BadSetting
-from ..background_server import BackgroundServer
+from ..background_server import Server
 from ..cli.console import notify
 from ..endpoint.endpoint import Endpoint
 from ..settings import read_settings
 from .arrays_given import given_store
 from .half import Half
 
-_open: set["Server"] = set()
+_open: WeakSet[Server] = WeakSet()  # one that runs is held by its thread
 # These options are the command's alone: a program has its own log, closes the server itself and calls `convert`.
 _OF_THE_COMMAND = frozenset(("models", "log_level", "log_format", "access_log", "drain_seconds"))
-
-
-class Server(BackgroundServer):
-    """``half`` is held, so that its temporary store lives as long as the server."""
-
-    half: Half | None = None
-
-    def __enter__(self) -> "Server":
-        return self
-
-    def close(self) -> None:
-        """Answer the requests under way, and end."""
-        _open.discard(self)
-        super().close()
 
 
 def serve(
@@ -58,9 +45,7 @@ def serve(
     store = model.store if isinstance(model, Half) else given_store(model)
     place = _place_of(endpoint) if isinstance(endpoint, type) else endpoint
     asked = read_settings(store=store.root, port=port, endpoints=place, **settings)
-    server = Server(asked, store)
-    server.half = model if isinstance(model, Half) else None
-    server.until_ready()
+    server = Server(asked, store, kept=model).until_ready()
     _open.add(server)
     return server
 

@@ -27,7 +27,7 @@ from ...models.store.store import LIVE, Store, Version
 from ...models.store.version_copy import copied_version
 from ..access.client_key import VARIABLE
 from ..access.keys import NAME_IN_STORE, SCOPES, KeyFile
-from ..background_server import BackgroundServer
+from ..background_server import Server
 from ..finetune.jobs.concluding import FINE_TUNING, by_hand
 from ..finetune.jobs.records.job_types import STALE_PARENT
 from ..settings import read_settings
@@ -159,7 +159,7 @@ def _serving(store: Store) -> Iterator[str]:
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = key
     try:
-        with BackgroundServer(settings, store) as server:
+        with Server(settings, store) as server:
             yield server.url
     finally:
         os.environ.pop(VARIABLE)
