@@ -12,7 +12,7 @@ GPU_SECONDS := 540
 # Else each of the hundreds of processes that the tests start would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo docs test test-all check lint types layers reference resolves peers browser real kernels sbom gpu gpu-prepare gpu-rehearse weights clean
+.PHONY: help venv demo docs test test-all check lint types reference resolves peers browser real kernels sbom gpu gpu-prepare gpu-rehearse weights clean
 
 help:
 	@echo "make demo      installs the package alone; the whole story on real digits, under two minutes after that"
@@ -85,9 +85,6 @@ types: $(READY)
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
-
-layers: $(READY)
-	$(BIN)/python -m pytest -q tests/test_house.py
 
 reference: $(READY)
 	$(BIN)/python -m tests.reference.pages

@@ -50,11 +50,6 @@ def shifted(images: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(1.0 - np.rot90(images, 1, (2, 3)))
 
 
-def shifted_samples(samples: Samples) -> Samples:
-    """The held-out digits ``samples``, shifted."""
-    return replace(samples, arrays={INPUT: shifted(samples.arrays[INPUT])})
-
-
 def write_training_file(path: Path) -> Path:
     """Shifted digits and some as they were, none of them held out: the layout of ``samples.safetensors``."""
     images, labels = (tensor.numpy() for tensor in read_images())
@@ -69,7 +64,6 @@ def write_training_file(path: Path) -> Path:
     return path
 
 
-PROGRAM = "halfeven"
 STEADY_SECONDS = 1.5
 CONNECTIONS = 8
 PAUSE_S = 0.01  # of callers beside work that would wait for them: a conversion, a training
@@ -128,7 +122,7 @@ def _first_half(
 
 def _second_half(port: int, store: Store, samples: Samples, folder: Path, notify: Notify) -> dict[str, Any]:
     """Fine-tune on digits that version 1 cannot read, under traffic, and look at both kinds afterwards."""
-    new = shifted_samples(samples)
+    new = replace(samples, arrays={INPUT: shifted(samples.arrays[INPUT])})
     notify(
         "5. the same digits turned and inverted: version 1 cannot read them; fine-tuning it through the API"
     )
@@ -261,7 +255,7 @@ def _trained(job: dict[str, Any]) -> str:
 
 def _program() -> str:
     """The command as this shell finds it, or where it is installed."""
-    return PROGRAM if shutil.which(PROGRAM) else str(Path(sys.executable).with_name(PROGRAM))
+    return "halfeven" if shutil.which("halfeven") else str(Path(sys.executable).with_name("halfeven"))
 
 
 def _described(traffic: dict[str, Any]) -> str:
@@ -290,9 +284,8 @@ def own_folder(target: Path) -> Path:
 
 
 @contextmanager
-def server(store: Store, notify: Notify, model: str = MODEL) -> Iterator[int]:
-    """A server process of its own on a free port of this machine, which serves ``model``; stopped gracefully at the
-    end."""
+def server(store: Store, notify: Notify) -> Iterator[int]:
+    """A server process of its own on a free port of this machine; stopped gracefully at the end."""
     command = [
         sys.executable,
         "-P",
@@ -310,7 +303,7 @@ def server(store: Store, notify: Notify, model: str = MODEL) -> Iterator[int]:
         process = subprocess.Popen(command, stdout=file, stderr=file, cwd=store.root)
     try:
         port = await_port(process, log)
-        await_version(port, None, notify, model)
+        await_version(port, None, notify)
         yield port
     finally:
         process.terminate()

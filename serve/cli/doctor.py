@@ -2,7 +2,6 @@
 
 import platform
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ def examine(store: Path) -> dict[str, Any]:
     a store, which has the results of the selftest; it may be missing."""
     checks = [
         *(_check("halfeven", __version__), *_machine(), _torch(), *_cuda()),
-        *(_onnxruntime(), _protobuf(), *_selftests(store)),
+        *(_onnxruntime(), *_selftests(store)),
     ]
     return {"checks": checks, "cuda": torch.cuda.is_available()}
 
@@ -161,13 +160,10 @@ def _onnxruntime() -> dict[str, str]:
 def _cuda_session_fault() -> str:
     """The reason why ONNX Runtime cannot compute on the GPU (a provider that is listed may lack a library or a kernel);
     empty where it can."""
-    numbers = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT16, [2])
-    doubled = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT16, [2])
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("Add", ["x", "x"], ["y"])], "doubled", [numbers], [doubled]
+    text = (
+        '<ir_version: 10, opset_import: ["": 17]> doubled (float16[2] x) => (float16[2] y) { y = Add(x, x) }'
     )
-    opset = [onnx.helper.make_opsetid("", 17)]
-    model = onnx.helper.make_model(graph, opset_imports=opset, ir_version=10).SerializeToString()
+    model = onnx.parser.parse_model(text).SerializeToString()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
@@ -179,14 +175,3 @@ def _cuda_session_fault() -> str:
     except Exception as error:
         return f"the ONNX form cannot use the GPU: {str(error)[:200]}"
     return "" if np.asarray(answer).tolist() == [2, 4] else "the ONNX form computes wrong results on the GPU"
-
-
-def _protobuf() -> dict[str, str]:
-    try:
-        found = version("protobuf")
-    except PackageNotFoundError:
-        return _check("protobuf", "none", "pip install 'protobuf>=6.31.1,<7'")
-    advice = (
-        "" if int(found.partition(".")[0]) < 7 else "7 is too new for tritonclient: pip install 'protobuf<7'"
-    )
-    return _check("protobuf", found, advice)
