@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +17,8 @@ from halfeven.models.store.manifest import sha256_of
 from torch import nn
 
 from tests.exporters.half_files.onnx_net import samples, written
-from tests.house_sources import Name, sources
+from tests.house_sources import ROOT, Name, sources
 
-ROOT = Path(__file__).resolve().parent.parent
 REFUSED = {
     "fastapi", "httptools", "multipart", "onnxscript", "prometheus_client", "pydantic", "pydantic_settings",
     "starlette", "torch", "uvicorn", "uvloop",
@@ -71,13 +70,12 @@ print(json.dumps([codes, digest, nodes, said, sorted(REFUSED & set(sys.modules))
 """
 
 
-def at_import(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
+@cache
+def at_import(file: Path) -> list[ast.Import | ast.ImportFrom]:
     """The imports that a file does when it is imported itself."""
-    for node in tree.body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield node
-        elif isinstance(node, ast.Try):
-            yield from (one for one in ast.walk(node) if isinstance(one, ast.Import | ast.ImportFrom))
+    body = ast.parse(file.read_text()).body
+    nodes = (one for node in body for one in (ast.walk(node) if isinstance(node, ast.Try) else [node]))
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def reached(starts: tuple[str, ...]) -> tuple[set[Name], list[str]]:
@@ -90,7 +88,7 @@ def reached(starts: tuple[str, ...]) -> tuple[set[Name], list[str]]:
             continue
         seen.add(name)
         package = name if modules[name].name == "__init__.py" else name[:-1]
-        for node in at_import(ast.parse(modules[name].read_text())):
+        for node in at_import(modules[name]):
             if isinstance(node, ast.ImportFrom) and node.level:
                 target = (*package[: len(package) - node.level + 1], *(node.module or "").split("."))
                 target = tuple(part for part in target if part)

@@ -18,10 +18,9 @@ from pathlib import Path
 import networkx
 import pytest
 
-from tests.house_sources import ROOMS, Name, sources
+from tests.house_sources import ROOMS, ROOT, Name, nodes_with, sources, statements
 from tests.patience import PATIENCE_S
 
-ROOT = Path(__file__).resolve().parent.parent
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60  # lines
 NAMED_FILE = re.compile(r"`([a-z0-9_/]+\.py)`")
 # Files of others: one that `halfeven diff` writes, a user's own file, and a file of MLflow.
@@ -32,7 +31,7 @@ NOT_OURS = {"node.py", "layers.py", "mlflow/store/tracking/file_store.py"}
 def _written(text: str, package: Name) -> list[tuple[Name, list[str]]]:
     """Each import of ours in a file: the module named and the names taken from it."""
     found: list[tuple[Name, list[str]]] = []
-    for node in ast.walk(ast.parse(text)):
+    for node in statements(ast.parse(text).body):
         if isinstance(node, ast.Import):
             ours = (alias.name.split(".") for alias in node.names)
             found += [(tuple(parts[1:]), []) for parts in ours if parts[0] == "halfeven"]
@@ -202,7 +201,7 @@ def test_no_file_and_no_function_is_too_long_to_be_read_at_once() -> None:
         text = file.read_text()
         if (lines := len(text.splitlines())) > LONGEST_FILE:
             too_long.append(f"{file.relative_to(ROOT)}: {lines} lines")
-        for node in ast.walk(ast.parse(text)):
+        for node in statements(ast.parse(text).body):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 if lines > LONGEST_FUNCTION:
@@ -240,14 +239,13 @@ def test_no_file_of_ours_is_loaded_by_its_path_and_children_are_started_as_modul
     """Loaded by its path a file is there twice, with classes that are not each other's. Without ``-P`` a child would
     take modules from the folder that it is started in."""
     faults = []
-    for file in sources(ROOT).values():
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Name | ast.Attribute) and file.name not in BY_PATH:
-                faults += [str(file)] if ast.unparse(node).endswith("spec_from_file_location") else []
-            elif isinstance(node, ast.List) and node.elts and ast.unparse(node.elts[0]) == "sys.executable":
-                # The process starts itself again.
-                first = node.elts[1].value if isinstance(node.elts[1], ast.Constant) else "-P"
-                faults += [] if first in ("-P", "-PB", "-IS") else [f"{file}: {ast.unparse(node)}"]
+    for file, node in nodes_with("spec_from_file_location", "sys.executable"):
+        if isinstance(node, ast.Name | ast.Attribute) and file.name not in BY_PATH:
+            faults += [str(file)] if ast.unparse(node).endswith("spec_from_file_location") else []
+        elif isinstance(node, ast.List) and node.elts and ast.unparse(node.elts[0]) == "sys.executable":
+            # The process starts itself again.
+            first = node.elts[1].value if isinstance(node.elts[1], ast.Constant) else "-P"
+            faults += [] if first in ("-P", "-PB", "-IS") else [f"{file}: {ast.unparse(node)}"]
     assert faults == []
 
 

@@ -8,6 +8,7 @@ import re
 import tempfile
 import types
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -26,10 +27,9 @@ from halfeven.serve.http.error_mapping import EXIT_CODES, exit_code_of, grpc_sta
 from halfeven.serve.http.route_scopes import rule_of
 from halfeven.serve.settings import Settings, read_settings
 
+from tests.house_sources import ROOT, nodes_with
 from tests.reference.model_schema import SCHEMA_ID, model_schema
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("models", "exporters", "serve")
 COMMAND_LINE = typer.main.get_command(app)
 MADE = "This page is made from the code: `make reference`."
 _SAID_OF_NO_CLASS = {
@@ -317,19 +317,19 @@ def http(running: Running) -> str:
 # Errors
 
 
+@cache
 def error_classes() -> dict[str, type[errors.HalfevenError]]:
     """Every class with a code of its own, by the code, in the order of the files."""
     found: dict[str, type[errors.HalfevenError]] = {}
-    for file in (f for package in PACKAGES for f in sorted((ROOT / package).rglob("*.py"))):
-        for node in ast.parse(file.read_text()).body if "    code = " in file.read_text() else ():
-            if isinstance(node, ast.ClassDef) and any(
-                ast.unparse(one).startswith("code = ") for one in node.body
-            ):
-                module = ".".join(("halfeven", *file.relative_to(ROOT).with_suffix("").parts))
-                kind = getattr(importlib.import_module(module), node.name)
-                if isinstance(kind, type) and issubclass(kind, errors.HalfevenError):
-                    assert kind.code not in found, f"two classes have the code {kind.code}"
-                    found[kind.code] = kind
+    for file, node in nodes_with("    code = "):
+        if isinstance(node, ast.ClassDef) and any(
+            ast.unparse(one).startswith("code = ") for one in node.body
+        ):
+            module = ".".join(("halfeven", *file.relative_to(ROOT).with_suffix("").parts))
+            kind = getattr(importlib.import_module(module), node.name)
+            if isinstance(kind, type) and issubclass(kind, errors.HalfevenError):
+                assert kind.code not in found, f"two classes have the code {kind.code}"
+                found[kind.code] = kind
     return found
 
 
@@ -351,13 +351,9 @@ def job_codes() -> dict[str, str]:
             if isinstance(target, ast.Name)
         }
         for node in ast.walk(tree):
-            if not isinstance(node, ast.Call) or ast.unparse(node.func) not in (
-                "Stopped",
-                "JobFailed",
-                "WorkerLost",
-            ):
+            if not isinstance(node, ast.Call) or len(node.args) < 2:
                 continue
-            if len(node.args) > 1:
+            if getattr(node.func, "id", "") in ("Stopped", "JobFailed", "WorkerLost"):
                 code = node.args[0]
                 word = code.value if isinstance(code, ast.Constant) else names.get(ast.unparse(code))
                 if isinstance(word, str) and found.get(word, "…").startswith("…"):
@@ -408,22 +404,24 @@ def errors_page() -> str:
     return "\n".join(parts)  # fmt: skip
 
 
+@cache
 def messages() -> str:
     """Every message whose text stands where its error is raised, … for what is put in."""
     codes = {kind.__name__: code for code, kind in error_classes().items()}
     codes["self.error"] = codes["BadFolder"]  # of the readers of a folder
     codes["error"] = codes["BadRequest"]  # a parameter of what reads requests and files alike, by its default
     found: dict[str, str] = {}
-    for file in (f for package in PACKAGES for f in sorted((ROOT / package).rglob("*.py"))):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Call) and node.args:
-                name = ast.unparse(node.func)
-                if name not in codes and not name.endswith(".error"):  # a line of the log
-                    name = name.rpartition(".")[2]
-                text = _words(node.args[0])
-                if name in codes and len(re.findall(r"[a-z]{2,}", text)) > 4:
-                    said = " ".join(text.split())
-                    found[said] = found.get(said, codes[name]) if name == "error" else codes[name]
+    for _, node in nodes_with(*(f"{name}(" for name in codes)):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        if getattr(node.func, "attr", getattr(node.func, "id", "")) in codes:
+            name = ast.unparse(node.func)
+            if name not in codes and not name.endswith(".error"):  # a line of the log
+                name = name.rpartition(".")[2]
+            text = _words(node.args[0])
+            if name in codes and len(re.findall(r"[a-z]{2,}", text)) > 4:
+                said = " ".join(text.split())
+                found[said] = found.get(said, codes[name]) if name == "error" else codes[name]
     rows = ([said, f"[`{code}`](errors.md#{code})"] for said, code in sorted(found.items(), key=_by_text))
     return "\n".join(
         [

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.house_sources import ROOMS, ROOT
 from tests.reference import pages
 from tests.reference.model_schema import model_schema
-from tests.reference.pages import ROOT, error_classes, job_codes, said_of
+from tests.reference.pages import error_classes, job_codes, said_of
 
 DOCS = ROOT / "docs"
 
@@ -48,7 +49,7 @@ def test_a_line_of_the_log_is_no_message_of_an_error() -> None:
 
 def test_every_variable_that_code_and_manifests_name_is_in_the_page() -> None:
     page, found = (DOCS / "reference/environment.md").read_text(), dict[str, Path]()
-    for folder, ending in ((ROOT / "docker", "*"), *((ROOT / one, "py") for one in pages.PACKAGES)):
+    for folder, ending in ((ROOT / "docker", "*"), *((ROOT / one, "py") for one in ROOMS)):
         for file in (one for one in folder.rglob(f"*.{ending}") if one.is_file()):
             found |= dict.fromkeys(
                 re.findall(r"\bHALFEVEN_[A-Z_]*[A-Z]\b", file.read_text(errors="ignore")), file

@@ -17,7 +17,9 @@ from halfeven.models.machine.processor import Processor, hardware
 from halfeven.serve.cli import doctor
 from torch import nn
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.house_sources import ROOT, nodes_with
+from tests.slow import one_in_turn
+
 PROCESSORS = {
     "AVX2": Processor("A", "x86_64", "AVX2"),
     "AVX-512": Processor("B", "x86_64", "AVX512"),
@@ -88,7 +90,7 @@ def test_a_restricted_onednn_is_another_processor(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", [None, "avx2", "AVX2", "default"])
+@pytest.mark.parametrize("asked", one_in_turn([None, "avx2", "AVX2", "default"], 0))
 def test_the_instructions_are_those_that_torch_uses(asked: str | None) -> None:
     """Found without torch: the proof of an ONNX file is the same where torch is not installed."""
     code = (
@@ -155,15 +157,8 @@ def test_two_processors_of_arm_have_other_names_and_proofs_are_bound_to_their_ex
 
 @pytest.mark.slow
 def test_no_other_file_of_the_product_asks_about_the_processor() -> None:
-    found = []
-    for room in ("models", "exporters", "serve"):
-        for path in (ROOT / room).rglob("*.py"):
-            names = {
-                node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)
-            }
-            if (
-                any(name.startswith(ASKING) for name in names)
-                and path != ROOT / "models" / "machine" / "processor.py"
-            ):
-                found.append(str(path.relative_to(ROOT)))
-    assert found == []
+    nodes = nodes_with(*ASKING)
+    asking = {
+        file for file, node in nodes if isinstance(node, ast.Attribute) and node.attr.startswith(ASKING)
+    }
+    assert asking == {ROOT / "models" / "machine" / "processor.py"}

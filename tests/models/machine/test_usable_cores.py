@@ -12,8 +12,8 @@ from halfeven.models.capture.capture import _run_child
 from halfeven.models.machine.usable_cores import Cores, cores_here, prepare_libraries, quota_in, usable_cores
 
 from tests.control_group_tree import UNIFIED, control_groups, of_version_1
+from tests.house_sources import ROOT, nodes_with
 
-ROOT = Path(__file__).resolve().parent.parent.parent.parent
 CPU, NESTED = "cpu,cpuacct", "/a.slice/b.service"
 QUOTA, PERIOD = "cpu.cfs_quota_us", "cpu.cfs_period_us"
 
@@ -198,12 +198,6 @@ COUNTS_CORES = {
 THE_ONE = ROOT / "models" / "machine" / "usable_cores.py"
 
 
-def product() -> Iterator[tuple[Path, ast.AST]]:
-    for room in ("models", "exporters", "serve"):
-        for file in sorted((ROOT / room).rglob("*.py")):
-            yield from ((file, node) for node in ast.walk(ast.parse(file.read_text())))
-
-
 def name_of(node: ast.AST) -> str:
     if isinstance(node, ast.Attribute):
         return node.attr
@@ -214,7 +208,7 @@ def name_of(node: ast.AST) -> str:
 
 def calls(*names: str) -> Iterator[tuple[str, ast.Call, set[str | None]]]:
     """Each call of a function of these names in the product, with its place and its keywords."""
-    for file, node in product():
+    for file, node in nodes_with(*names):
         if isinstance(node, ast.Call) and name_of(node.func) in names:
             where = f"{file.relative_to(ROOT)}:{node.lineno}"
             yield where, node, {keyword.arg for keyword in node.keywords}
@@ -223,11 +217,12 @@ def calls(*names: str) -> Iterator[tuple[str, ast.Call, set[str | None]]]:
 @pytest.mark.slow
 def test_no_other_file_of_the_product_counts_cores() -> None:
     named = (ast.Attribute, ast.Name, ast.alias, ast.Constant)
-    found = {file for file, node in product() if isinstance(node, named) and name_of(node) in COUNTS_CORES}
+    nodes = nodes_with(*COUNTS_CORES)
+    found = {file for file, node in nodes if isinstance(node, named) and name_of(node) in COUNTS_CORES}
     assert found == {THE_ONE}, "take the number from models/machine/usable_cores.py"
 
 
-@pytest.mark.slow(seconds=4)
+@pytest.mark.slow
 def test_no_pool_takes_its_size_from_the_machine() -> None:
     """Pools without a number take one thread or process for each core, whatever the quota is."""
     pools = list(calls("ThreadPoolExecutor", "ProcessPoolExecutor", "Pool", "ThreadPool"))
@@ -235,14 +230,14 @@ def test_no_pool_takes_its_size_from_the_machine() -> None:
     assert [where for where, call, named in pools if not call.args and "max_workers" not in named] == []
 
 
-@pytest.mark.slow(seconds=10)
+@pytest.mark.slow
 def test_every_session_of_onnx_runtime_is_given_its_number_of_threads() -> None:
     """ONNX Runtime's own number, 0, stands for the cores of the machine: it sees no quota."""
     files = {where.partition(":")[0] for where, _, _ in calls("SessionOptions")}
     assert len(files) > 5
     given = {
         str(file.relative_to(ROOT))
-        for file, node in product()
+        for file, node in nodes_with("intra_op_num_threads")
         if isinstance(node, ast.Assign) and name_of(node.targets[0]) == "intra_op_num_threads"
     }
     assert files <= given
