@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from halfeven.models.engines.faults import device_lost, out_of_memory
+from halfeven.models.engines.staging import CudaStreams, Staging
 from halfeven.models.engines.torch_engine import TorchEngine
 
 from tests.corpus import captured
@@ -16,10 +17,10 @@ from tests.models.engines.simulated_runs import (
     WIDTH,
     Net,
     differs,
-    mutant,
     rows,
     trial,
 )
+from tests.planting import plant
 from tests.programs import Original, exported_as_it_is
 from tests.simulated_gpu import SimulatedGpu
 from tests.slow import slow_but
@@ -58,7 +59,7 @@ def test_in_whatever_order_streams_work_answers_are_right_and_the_host_waits_for
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_broken_rule_of_order_is_caught(name: str, net: Original, monkeypatch: pytest.MonkeyPatch) -> None:
-    mutant(monkeypatch, *MUTANTS[name])
+    plant(monkeypatch, *MUTANTS[name])
     assert any(problems(net, seed) for seed in SEEDS)
 
 
@@ -82,7 +83,7 @@ def test_what_was_computed_at_load_is_there_before_the_first_batch(monkeypatch: 
 
     assert found() == []
     old = 'self._streams["compute"].wait_stream(torch.cuda.current_stream(self._device))'
-    mutant(monkeypatch, old, "pass")
+    plant(monkeypatch, CudaStreams.adopt, old, "pass")
     assert found(), "the mutant that does not wait for it is not caught"
 
 
@@ -115,7 +116,7 @@ def test_a_launch_without_memory_disturbs_no_other_batch_at_whichever_allocation
     net: Original, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert [fault for seed in SEEDS for fault in short_of_memory(net, seed)] == []
-    mutant(monkeypatch, "self._streams.enqueue(stream, _nothing).synchronize()", "pass")
+    plant(monkeypatch, Staging._abandon, "self._streams.enqueue(stream, _nothing).synchronize()", "pass")
     assert any(short_of_memory(net, seed) for seed in SEEDS), "a slot that is used too soon is not caught"
 
 

@@ -35,7 +35,7 @@ from halfeven.serve.selftest.selftest import CHECKS, reasons_of, run_checks
 
 from tests.corpus import captured
 from tests.models.engines.simulated_onnx import placed
-from tests.models.engines.simulated_runs import MUTANTS, mutant
+from tests.models.engines.simulated_runs import MUTANTS
 from tests.planting import plant
 from tests.serve.selftest.planted import one_bit_off
 from tests.simulated_gpu import SimulatedGpu
@@ -129,7 +129,7 @@ ANY_ORDER = {
 def test_a_stream_that_does_not_wait_or_a_slot_used_twice_switches_that_fast_way_off(
     name: str, on_gpu: Found, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mutant(monkeypatch, *MUTANTS[name])
+    plant(monkeypatch, *MUTANTS[name])
     outcome = on_gpu(ORDER)[ORDER]
     assert outcome.status == FAILED and outcome.off == (ANY_ORDER[name],)
     assert "batches differ from the FP32 program" in outcome.evidence
