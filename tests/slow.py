@@ -31,15 +31,15 @@ def slow_part_but(part: int, fast: Container[Any], cases: Collection[Any]) -> li
 
 def drawn(part: int, cases: Sequence[Case]) -> Sequence[Case]:
     """One in ``part`` of the cases. Where one part is a multiple of another, the fewer ones are among the more."""
-    return cases if EVERY_CASE else cases[_turn() % part :: part]
+    return cases if EVERY_CASE else cases[turn() % part :: part]
 
 
 def one_in_turn(cases: Sequence[Case], place: int) -> Sequence[Case]:
     """One of the cases, for the next place and for another seed another one; all where every case is asked for."""
-    return cases if EVERY_CASE else [cases[(_turn() + place) % len(cases)]]
+    return cases if EVERY_CASE else [cases[(turn() + place) % len(cases)]]
 
 
-def _turn() -> int:
+def turn() -> int:
     """The number that the run's seed draws; in CI, whose seed stays, that of the commit."""
     return zlib.crc32((os.environ.get("HALFEVEN_TEST_CASES") or os.environ["HALFEVEN_TEST_SEED"]).encode())
 

@@ -12,6 +12,7 @@ from tests.chaos.converted import copied
 from tests.chaos.faults import can_mount, fill
 from tests.chaos.servers import Zygote, zygote
 from tests.model_folders import samples_of, tensor, write_folder
+from tests.slow import drawn
 
 pytestmark = [pytest.mark.slow(seconds=40), pytest.mark.together("conversions that end early")]
 POINTS = 20
@@ -82,7 +83,7 @@ def test_a_conversion_killed_at_any_of_20_points_leaves_a_store_that_is_whole(
     assert converting.go() == 0, converting.said()
     changes, before = converting.changes(), converting.whole()
     assert changes >= POINTS
-    for point in range(POINTS):
+    for point in drawn(2, range(POINTS)):
         at = 1 + point * (changes - 1) // (POINTS - 1)
         converting.change()
         assert converting.go(at) == -9, converting.said()
@@ -108,7 +109,7 @@ def test_a_conversion_on_a_disk_that_gets_full_says_so_and_publishes_nothing(
         shutil.copytree(kept, root, dirs_exist_ok=True)
         ballast, before = root / "ballast", converting.whole()
         room = sum(path.stat().st_size for path in (root / "models/net/1").rglob("*"))
-        for eighths in range(8):
+        for eighths in drawn(2, range(8)):
             converting.change()
             fill(ballast, room * eighths // 8)
             code, after = converting.go(), converting.whole()
