@@ -7,7 +7,6 @@ container engine, a cluster, a GPU, a package index; the commands of halfeven in
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.benchmarks.server_process import free_port
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,13 +70,12 @@ def blocks(page: Path) -> list[Block]:
     return [one for one in found if one.kind in SHELL or (not one.kind and one.text.startswith("halfeven "))]
 
 
-def script(
-    pages: Sequence[Path], port: int, bins: Path, expected: Mapping[str, int], served: bool = False
-) -> str:
+def script(pages: Sequence[Path], bins: Path, expected: Mapping[str, int], served: bool = False) -> str:
     """The script that bash runs: every block that is to be run, `halfeven serve` beside the commands behind it.
 
     ``expected`` are exit codes other than 0 by the beginnings of commands; ``served``: the pages' reader has a server.
     """
+    port = free_port()
     lines = [
         BEFORE.format(port=port, bin=bins, asking=" ".join(asking())),
         *(["start command halfeven serve"] if served else []),
@@ -107,12 +106,6 @@ def _as_run(text: str, port: int, expected: Mapping[str, int]) -> str:
             rf"^({re.escape(command)}.*?)( +#.*)?$", rf"\1 || [ $? = {code} ]", text, flags=re.MULTILINE
         )
     return text
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def run(text: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -23,7 +23,7 @@ from tests.digits import digits_that_ask_for_torch
 from tests.exporters.importing.server_files import archive, triton_model
 from tests.serve.access.authority import Pair
 from tests.server_process import settle
-from tests.shell_blocks import PAGES, ROOT, RUN, Block, blocks, free_port, run, script, write_commands
+from tests.shell_blocks import PAGES, ROOT, RUN, Block, blocks, run, script, write_commands
 from tests.slow import drawn
 
 ELSEWHERE = [
@@ -75,14 +75,13 @@ def name_of(page: Path) -> str:
 
 def sittings() -> list[list[Path]]:
     """Pages that are run one after another in one folder: those of one server, every other page alone. Of those a run
-    has the first page of all, and every second other one; of the pages of one server every second one of
-    `NEEDED_BY_NONE`."""
+    has the first page of all, and every fourth other one; of the pages of one server one of `NEEDED_BY_NONE`."""
     run_here = [page for page in PAGES if any(block.kind == RUN for block in blocks(page))]
     assert set(WITH_ONE_SERVER) <= set(run_here)
     first, *others = [page for page in run_here if page not in WITH_ONE_SERVER]
-    left_out = {*NEEDED_BY_NONE} - {*drawn(2, NEEDED_BY_NONE)}
+    left_out = {*NEEDED_BY_NONE} - {*drawn(5, NEEDED_BY_NONE)}
     of_one_server = [page for page in WITH_ONE_SERVER if page not in left_out]
-    return [of_one_server, [first], *([page] for page in drawn(2, others))]
+    return [of_one_server, [first], *([page] for page in drawn(4, others))]
 
 
 def net() -> onnx.ModelProto:
@@ -185,7 +184,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.slow(seconds=20)
 @pytest.mark.parametrize("pages", sittings(), ids=lambda pages: name_of(pages[0]))
 def test_the_blocks_of_a_page_run_one_after_another(pages: list[Path], folder: Path) -> None:
-    text = script(pages, free_port(), folder / "bin", ANOTHER_CODE, served=pages[0] == WITH_ONE_SERVER[0])
+    text = script(pages, folder / "bin", ANOTHER_CODE, served=pages[0] == WITH_ONE_SERVER[0])
     done = run(text, folder)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 

@@ -25,7 +25,7 @@ from safetensors.numpy import load
 
 from tests.command_line import run
 from tests.serve.conftest import running
-from tests.shell_blocks import ROOT, free_port, script, write_commands
+from tests.shell_blocks import ROOT, script, write_commands
 from tests.shell_blocks import run as run_shell
 
 STORES = Path(__file__).parent / "stores"
@@ -81,7 +81,7 @@ def keep() -> Path:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_commands(folder / "bin")
-        done = run_shell(script([ROOT / "docs/README.md"], free_port(), folder / "bin", {}), folder)
+        done = run_shell(script([ROOT / "docs/README.md"], folder / "bin", {}), folder)
         if done.returncode:
             sys.exit(done.stdout + done.stderr)
         for part in (folder / "halfeven-store").rglob("*"):

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.server_process import free_port
 from tests.patience import PATIENCE_S
 
 SECONDS = PATIENCE_S
@@ -40,9 +40,7 @@ class Cluster:
 
 @contextmanager
 def two_nodes(options: dict[str, Any], log: Path) -> Iterator[Cluster]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "tests.serve.ray.cluster", str(port), json.dumps(options)]
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1"}
     with (
