@@ -78,7 +78,7 @@ def transformers_folder(folder: Path) -> Path:
     from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
     torch.manual_seed(6)
-    config = DistilBertConfig(vocab_size=400, dim=64, n_layers=2, n_heads=4, hidden_dim=128, max_position_embeddings=64)  # fmt: skip
+    config = DistilBertConfig(vocab_size=400, dim=32, n_layers=1, n_heads=4, hidden_dim=64, max_position_embeddings=64)  # fmt: skip
     DistilBertForSequenceClassification(config).save_pretrained(folder / "distilbert")
     return folder / "distilbert"
 
