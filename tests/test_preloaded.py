@@ -13,6 +13,7 @@ import pytest
 
 from tests import preloaded
 from tests.patience import PATIENCE_S
+from tests.slow import one_in_turn
 
 NAME = "forked_here"
 CHILD = """
@@ -98,7 +99,9 @@ def forks() -> int:
 
 
 @pytest.mark.slow(seconds=4)
-@pytest.mark.parametrize("more", [{"start_new_session": True, "cwd": "/"}, {"process_group": 0}], ids=str)
+@pytest.mark.parametrize(
+    "more", one_in_turn([{"start_new_session": True, "cwd": "/"}, {"process_group": 0}], 0), ids=str
+)
 def test_a_forked_child_is_as_a_fresh_one(
     more: dict[str, Any], prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

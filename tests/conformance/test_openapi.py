@@ -19,6 +19,7 @@ import tritonclient.http as triton
 
 from tests.conformance.conftest import COUNTING, ONES, SIMPLE, Serving
 from tests.patience import PATIENCE_S
+from tests.slow import EVERY_CASE
 
 CONFIG = '[checks.not_a_server_error]\nexpected-statuses = ["2xx", "4xx", 501, 503]\n'  # these two have words
 CHANGES_WHAT_IS_SERVED = re.compile("/(load|unload|rollback|promote|canary|shadow)$")
@@ -161,7 +162,8 @@ def test_schemathesis_finds_no_fault_of_ours(serving: Serving, document: Any, tm
     (tmp_path / "openapi.json").write_text(json.dumps(reaching(document)))
     (tmp_path / "schemathesis.toml").write_text(CONFIG)
     command = [Path(sys.executable).with_name("schemathesis"), "run", "openapi.json"]
-    options = ["--checks", "not_a_server_error", "--phases", "coverage,fuzzing", "--max-examples", "15"]
+    options = ["--checks", "not_a_server_error", "--phases", "coverage,fuzzing"]
+    options += ["--max-examples", "15" if EVERY_CASE else "6"]
     done = subprocess.run(
         [
             *command,
@@ -178,4 +180,4 @@ def test_schemathesis_finds_no_fault_of_ours(serving: Serving, document: Any, tm
     )
     assert done.returncode == 0, done.stdout + done.stderr
     generated = re.search(r"([\d,]+) generated", done.stdout)
-    assert generated and int(generated[1].replace(",", "")) > 300, done.stdout
+    assert generated and int(generated[1].replace(",", "")) > 120, done.stdout

@@ -31,14 +31,14 @@ EVERY_RUN = {
 
 
 def of_a_run() -> Sequence[str]:
-    """One model in four, as the run's seed draws them."""
-    return drawn(4, sorted(CORPUS, key=EVERY_RUN.__contains__))
+    """One model in eight, as the run's seed draws them."""
+    return drawn(8, sorted(CORPUS, key=EVERY_RUN.__contains__))
 
 
 def cases(names: Iterable[str], fast: Collection[str] = frozenset(EVERY_RUN)) -> list[Any]:
     """The names for ``pytest.mark.parametrize``: all but `EVERY_RUN`, or ``fast``, are slow.
 
-    A run has one in four of the others, and all sweeps have the same ones: what a model needs is made once for all.
+    A run has one in eight of the others, and all sweeps have the same ones: what a model needs is made once for all.
     """
     some = {*EVERY_RUN, *of_a_run()}
     return slow_but(fast, [name for name in names if name in some])

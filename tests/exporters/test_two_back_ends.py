@@ -23,7 +23,7 @@ from tests.slow import EVERY_CASE, slow_but
 # Below O3 a search is always made.
 ASKED = [("O0", False), ("O1", False), ("O2", False), ("O3", False), ("O3", True)]
 FEW = ["gate"]  # run always; the others are slow
-# All levels of all models take an hour: unless EVERY_CASE is set, a quarter of the others is asked, each at one level.
+# All levels of all models take an hour: unless EVERY_CASE is set, an eighth of the others is asked, each at one level.
 HEAVY = ["zoo unet", "deep stack"]  # a search at O3 takes them minutes: they are asked at O1
 # Sections that are shown only where there is something to show.
 OWN = {

@@ -34,8 +34,8 @@ def fresh(trap: Trap, foreign: ConvertedFile) -> list[dict[str, np.ndarray]]:
 
 @pytest.mark.parametrize(
     ("name", "level"),
-    slow_part_but(  # of every second trap one of the two levels
-        4,
+    slow_part_but(  # of every fourth trap one of the two levels
+        8,
         {(name, "O1") for name in EVERY_RUN},
         [(name, level) for name, trap in FOREIGN.items() for level in trap.levels],
     ),
