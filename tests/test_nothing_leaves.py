@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 from tests.leaving import COMPILER, Watch, watch
 from tests.model_folders import write_folder
+from tests.preloaded import FEW_UNSEEN
 
 needs_compiler = pytest.mark.skipif(
     COMPILER is None or sys.platform != "linux", reason="needs a C compiler on Linux (apt install gcc)"
@@ -25,11 +26,12 @@ DOORS = (
 )
 RUNS = 5
 SLOW = Path(__file__).parent / "benchmarks/slow_half"  # FP16 convolutions take SLOW_HALF times as long
-HALFEVEN = (sys.executable, "-m", "halfeven")
-COMMANDS = """
+COMMANDS = f"""
 import json, sys
+from halfeven.exporters.plan import rehearsal
 from halfeven.serve.cli.main import app
 
+rehearsal.UNSEEN = rehearsal.UNSEEN_ALONE = {FEW_UNSEEN}
 for words in json.loads(sys.argv[1]):
     try:
         app(words)
@@ -91,9 +93,10 @@ def test_nothing_leaves_in_conversion_serving_and_a_job_and_the_demo_shows_the_s
 ) -> None:
     """The demo converts in both forms, serves and trains; the other commands ask a server of its store."""
     paths = os.pathsep.join(filter(None, [str(SLOW), os.environ.get("PYTHONPATH", "")]))
-    slow = replace(watched, environment={**watched.environment, "SLOW_HALF": "3", "PYTHONPATH": paths})
+    slow = replace(watched, environment={**watched.environment, "SLOW_HALF": "2", "PYTHONPATH": paths})
     store, given, one = tmp_path / "store", tmp_path / "given", tmp_path / "one.safetensors"
-    done = slow.run(*HALFEVEN, "demo", "--json", "--store", str(store), seconds=600)
+    demo = json.dumps([["demo", "--json", "--store", str(store)]])
+    done = slow.run(sys.executable, "-c", COMMANDS, demo, seconds=600)
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout.splitlines()[-1])
     job = facts["job"]["summary"]
