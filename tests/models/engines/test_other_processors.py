@@ -38,7 +38,7 @@ def units() -> set[str]:
 
 
 def cases() -> Sequence[object]:
-    """A run has the engines on each of the processors, the next one perhaps the trainings."""
+    """A run has the engines on one of the processors, and the trainings on another one."""
     found, has = list[object](), units()
     for name, (_, needed, more) in PROCESSORS.items():
         lacking = pytest.mark.skipif(
@@ -47,7 +47,7 @@ def cases() -> Sequence[object]:
         engines = [*ENGINES, *SEARCH] if name == FARTHEST else ENGINES
         for what, files in (("engines", engines), ("trainings", TRAININGS)):
             found.append(pytest.param(name, files, id=f"{name}-{what}", marks=lacking))
-    return drawn(2, found)
+    return drawn(3, found)
 
 
 @pytest.mark.slow(seconds=30)
