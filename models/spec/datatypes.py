@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from ..errors import BadFolder
+from ..files.json_fields import JsonFields
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +69,7 @@ def name_of(dtype: np.dtype) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Wire:
+class Wire(JsonFields):
     """The smaller datatype that requests carry in place of the model's: ``value · scale + offset``, applied where the
     model runs. A picture input has its scale and offset in its entry.
 
@@ -83,9 +84,6 @@ class Wire:
     @property
     def type(self) -> Datatype:
         return DATATYPES[self.datatype]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"datatype": self.datatype, "scale": self.scale, "offset": self.offset}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any] | None) -> "Wire | None":

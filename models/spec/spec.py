@@ -7,12 +7,13 @@ it.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from ..errors import BadFolder, BadInput, BadRequest
+from ..files.json_fields import JsonFields
 from ..files.stored_json import all_typed, typed
 from .batch_axis import batch_back
 from .datatypes import DATATYPES, Datatype, Wire, name_of
@@ -103,7 +104,7 @@ def names_fault(model: str, wanted: Sequence[str], came: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class TensorSpec:
+class TensorSpec(JsonFields):
     """One input or output. ``shape[0]`` is the batch unless the model is not batched.
 
     ``batch_axis``: where the model itself and its callers have the batch; `as_called` has the shape in their order.
@@ -203,7 +204,7 @@ UNIT_ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8}
 
 
 @dataclass(frozen=True, slots=True)
-class ParityLimits:
+class ParityLimits(JsonFields):
     """The gate's limits. ``min_sqnr_db`` None means 20·log10(1/u) − 10 for the half's own u.
 
     ``max_ties``: share of the pairs that are distinct in FP32; ``max_swaps``: of those further apart than the allowed
@@ -226,14 +227,14 @@ class ParityLimits:
     overridden: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        found = asdict(self) | {"overridden": list(self.overridden)}
+        found = JsonFields.to_json(self)
         if self.min_recall is None:  # so that a spec says what it said before there was one
             del found["min_recall"]
         return found
 
 
 @dataclass(frozen=True, slots=True)
-class Batching:
+class Batching(JsonFields):
     """The rules by which requests are put together: ``max_queue_size`` in requests, the delay in microseconds.
 
     ``buckets``: the numbers of rows that a batch is filled up to, ascending; the model's ``max_batch_size`` is
@@ -257,9 +258,7 @@ class Batching:
     lengths: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        found = {
-            key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()
-        }
+        found = JsonFields.to_json(self)
         if not self.lengths:  # so that a spec says what it said before there were any
             del found["lengths"]
         return found
@@ -275,7 +274,7 @@ class Batching:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSpec:
+class ModelSpec(JsonFields):
     """A model as its callers see it. ``max_batch_size`` 0: not batched, shapes are exact."""
 
     name: str
@@ -372,17 +371,6 @@ class ModelSpec:
             ValueRange((1,), (max(sizes[spec.lengths_of], 1),)) if spec.lengths_of else spec.range
             for spec in self.inputs
         ]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "inputs": [tensor.to_json() for tensor in self.inputs],
-            "outputs": [tensor.to_json() for tensor in self.outputs],
-            "max_batch_size": self.max_batch_size,
-            "form": self.form,
-            "parity": self.parity.to_json(),
-            "batching": self.batching.to_json(),
-        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "ModelSpec":
