@@ -260,19 +260,15 @@ def verify(file: Path, samples: Path | None = None, notify: Notify = lambda _: N
 def check_digests(file: Path, version: Version) -> None:
     """Hold a half and its proof against the digests of the proof, and what each says of the other. Raises
     ParityRefused."""
-    own = set[str]()
     for name, path in _held(file):
         _check_digest(version, name, path)  # of the half before it is read for the name of its weights
-        own.add(name)
     check_proof(version)
     said = {each.key: each.value for each in read_graph(file).metadata_props}
     for key, name in (("halfeven.original", ORIGINAL), ("halfeven.proof", "parity.json")):
         if said.get(key) != version.manifest["files"].get(name):
             raise ParityRefused(f"{file} names another {name} as its own than that of its proof; {_AGAIN}")
-    # A half of an earlier release does not name its weights, no file at all, or not even what its manifest states.
-    named = [{k: v for k, v in version.manifest["files"].items() if k not in but} for but in ((HALF,), own)]
-    known = (None, *(digest_of_facts(version.manifest, files) for files in (None, *named)))
-    if said.get("halfeven.facts") not in known:
+    stated = {name: digest for name, digest in version.manifest["files"].items() if name != HALF}
+    if said.get("halfeven.facts") != digest_of_facts(version.manifest, stated):
         raise ParityRefused(
             f"{version.folder / 'manifest.json'} states other facts, or names other files, than the half does; {_AGAIN}"
         )

@@ -24,12 +24,10 @@ from .around_custom import AroundCustom
 _NOT_STATED = frozenset(("format", "status", "digest", "files", "created", "exported"))
 
 
-def digest_of_facts(manifest: Mapping[str, Any], files: Mapping[str, str] | None = None) -> str:
-    """The SHA-256 of what a manifest states beside the time, with the digests of ``files``: all but those of the half.
-    None: without them, as a half of an earlier release names it."""
+def digest_of_facts(manifest: Mapping[str, Any], files: Mapping[str, str]) -> str:
+    """The SHA-256 of what a manifest states beside the time, with the digests of ``files``: all but the half's own."""
     stated = {key: value for key, value in manifest.items() if key not in _NOT_STATED}
-    stated |= {} if files is None else {"files": files}
-    text = json.dumps(stated, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(stated | {"files": files}, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

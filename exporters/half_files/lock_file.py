@@ -56,7 +56,7 @@ def changes(then: Facts, now: Facts) -> list[Change]:
         said = f"the half is not equal here any more: {now['summary']}"
         return [*found, Change("verdict", said, True)]
     # The bits are of the same half and of the same samples only where no file changed.
-    if not files and _has_cores(then) and (bits := _bits(then, now)):
+    if not files and (bits := _bits(then, now)):
         found.append(Change("bits", bits, False))
     if slow := slower(then, now):
         found.append(Change("speed", slow, True))
@@ -72,13 +72,9 @@ def _file(then: Facts, now: Facts) -> list[Change]:
             )
         ]
     if then["file"] == now["file"]:
-        # An earlier release locked the digest of the files alone, or nothing.
-        same = then.get("proof") in (None, now["proof"], now["files"])
-        return (
-            []
-            if same
-            else [Change("proof", "the proof is another one than the locked one; restore it", True)]
-        )
+        if then["proof"] == now["proof"]:
+            return []
+        return [Change("proof", "the proof is another one than the locked one; restore it", True)]
     before, after = then["weights"], now["weights"]
     changed = sorted(name for name in before if after.get(name) != before[name])
     more = (
@@ -96,7 +92,7 @@ def _file(then: Facts, now: Facts) -> list[Change]:
 def _surroundings(then: Facts, now: Facts) -> list[Change]:
     found = list[Change]()
     before, after = then["environment"], now["environment"]
-    for key in sorted(before.keys() - {"device"}):  # an earlier release named fewer libraries
+    for key in sorted(before.keys() - {"device"}):
         if before[key] != after.get(key):
             said = f"{key}: {before[key]} then, {after.get(key, 'none')} now"
             found.append(Change("environment", said, False))
@@ -107,23 +103,10 @@ def _surroundings(then: Facts, now: Facts) -> list[Change]:
     if devices[0] != devices[1] or then["processor"] != now["processor"]:
         kinds = f"{then['processor']} ({before['device']}) then, {now['processor']} ({after['device']}) now"
         found.append(Change("processor", f"another processor, which may have other kernels: {kinds}", False))
-    if then.get("cores") != now["cores"]:
-        found.append(Change("processor", _other_cores(then, now), False))
+    if then["cores"] != now["cores"]:
+        said = f"another number of cores: {then['cores']} then, {now['cores']} now"
+        found.append(Change("processor", said, False))
     return found
-
-
-def _other_cores(then: Facts, now: Facts) -> str:
-    counts = f"another number of cores: {then.get('cores', 'unknown')} then, {now['cores']} now"
-    if _has_cores(then):
-        return counts
-    return (
-        f"{counts}; an earlier release took bits and times on all of them, which are not compared: lock again"
-    )
-
-
-def _has_cores(then: Facts) -> bool:
-    """False for a lock of an earlier release: sums had another order, and times were of another number of threads."""
-    return "cores" in then
 
 
 def _bits(then: Facts, now: Facts) -> str:
@@ -147,8 +130,7 @@ def slower(then: Facts, now: Facts) -> str:
     """A sentence where the half is slower than it was; empty where it is not, or where no time was taken."""
     before, after = then["milliseconds"], now["milliseconds"]
     if (
-        not _has_cores(then)
-        or min(times[side] for times in (before, after) for side in ("half", "fp32")) <= 0
+        min(times[side] for times in (before, after) for side in ("half", "fp32")) <= 0
         or after["half"] < LEAST_MS
     ):
         return ""
@@ -169,7 +151,7 @@ FORMAT = 1
 AGAIN = 3
 _KINDS: Mapping[str, type | UnionType] = {
     "target": str, "form": str, "file": str, "weights": dict, "environment": dict, "processor": str, "passed": bool,
-    "summary": str, "bits": dict, "milliseconds": dict, "max_error_u": float | int | None,
+    "summary": str, "proof": str, "cores": int, "bits": dict, "milliseconds": dict, "max_error_u": float | int | None,
 }  # fmt: skip
 
 

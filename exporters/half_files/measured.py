@@ -115,7 +115,6 @@ def _measured(found: Found, form: str) -> dict[str, Any]:
         "half": version.manifest["half"],
         "file": digest_of(found.file) if found.file else sha256_of(version.folder / file_of(form)),
         "proof": sha256_of(version.folder / "manifest.json"),
-        "files": version.digest,
         **({} if found.file else {"version": version.number}),
         "weights": _weights(found.half) if form == "onnx" and found.half else {},
         **surroundings(),

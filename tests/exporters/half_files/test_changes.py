@@ -11,7 +11,6 @@ from halfeven.exporters.on_device import environment
 THEN: Mapping[str, Any] = {
     "file": "a" * 64,
     "proof": "b" * 64,
-    "files": "c" * 64,
     "weights": {"first": "1", "last": "2"},
     "environment": {"device": "cpu x86_64 AVX2, oneDNN", "torch": "2.13.0", "onnxruntime": "1.31.1"},
     "processor": "Some CPU, AVX2",
@@ -61,14 +60,6 @@ def test_another_number_of_cores_is_named_and_a_half_that_is_slower_beside_fp32_
     changed = changes(THEN, {**THEN, "cores": 2, "milliseconds": {"half": 40.0, "fp32": 4.0}})
     assert [change.kind for change in changed] == ["processor", "speed"]
     assert changed[0].message == "another number of cores: 16 then, 2 now"
-
-
-def test_bits_and_times_of_a_lock_without_the_number_of_cores_are_not_compared() -> None:
-    """An earlier release took them with a thread for each core."""
-    then = {key: fact for key, fact in THEN.items() if key != "cores"}
-    now = {**THEN, "bits": {"half": "g", "fp32": "g"}, "milliseconds": {"half": 40.0, "fp32": 4.0}}
-    (change,) = changes(then, now)
-    assert not change.fails and change.message.startswith("another number of cores: unknown then, 16 now; ")
 
 
 def test_other_bits_are_told_with_both_errors_and_hold_while_equal() -> None:

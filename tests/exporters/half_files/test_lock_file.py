@@ -231,7 +231,7 @@ def test_another_active_version_is_named_and_its_answers_are_blamed_on_no_kernel
 
 FACTS: dict[str, Any] = {
     "target": "x.onnx", "form": "onnx", "file": "", "weights": {}, "environment": {"device": "cpu"}, "processor": "",
-    "passed": True, "summary": "", "max_error_u": 0.0, "bits": {"half": "", "fp32": ""},
+    "passed": True, "summary": "", "proof": "", "cores": 1, "max_error_u": 0.0, "bits": {"half": "", "fp32": ""},
     "milliseconds": {"half": 1.0, "fp32": 1.0},
 }  # fmt: skip
 
