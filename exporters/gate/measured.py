@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from .rule_verdicts import AxisSlices, DecisionVerdict, Failure, OrderVerdict
-from .verdict import tied_of
 
 MAX_SAMPLES = 2048  # kept one by one; beyond that the worst of each stretch
 
@@ -79,11 +78,11 @@ class Measured:
             ),
             decisions=output["decisions"]
             and DecisionVerdict.from_json(output["decisions"], _read(saved["kl_nats"])),
-            order=OrderVerdict.from_json(output.get("order")),
+            order=OrderVerdict.from_json(output["order"]),
             different=output["different"],
-            tied=tied_of(saved),
-            stepped=saved.get("stepped", 0),
-            noise=(found := saved.get("noise")) and {key: _read(value) for key, value in found.items()},
+            tied=saved["tied"],
+            stepped=saved["stepped"],
+            noise=(found := saved["noise"]) and {key: _read(value) for key, value in found.items()},
         )
 
 

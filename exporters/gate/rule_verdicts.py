@@ -114,5 +114,5 @@ class OrderVerdict(JsonFields):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any] | None) -> "OrderVerdict | None":
-        """None for a report of an older version, or of a kind without order."""
+        """None for an output of a kind without order."""
         return None if data is None else cls(**data)

@@ -12,12 +12,6 @@ from typing import Any
 from ...models.files.json_fields import JsonFields, as_json, finite
 from .rule_verdicts import AxisSlices, DecisionVerdict, Failure, OrderVerdict
 
-
-def tied_of(output: Mapping[str, Any]) -> int:
-    """The number of tied integers of an output in ``parity.json``, by the key of today or of older versions."""
-    return output.get("tied", output.get("excused")) or 0
-
-
 _OF_AN_OUTPUT = (
     "name", "kind", "datatype", "passed", "exact", "max_error_u", "limit_u", "sqnr_db", "min_sqnr_db",
     "min_slice_sqnr_db", "scale", "worst_sample", "worst_slice", "different", "tied", "per_sample_error_u", "axes",

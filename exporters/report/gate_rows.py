@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..gate.verdict import tied_of
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -40,7 +38,7 @@ def _rows(output: Mapping[str, Any]) -> Iterator[Row]:
             yield from _decisions(output.get("decisions"), broken)
             yield from _order(output.get("order"), broken)
     else:
-        ties = tied_of(output)
+        ties = output["tied"]
         found = f"{output['different']} differ" + (f", {ties} tie" if ties else "")
         yield Row("integers and booleans", found, "equal, but for ties", "", "equal" not in broken)
 

@@ -36,7 +36,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ..gate.noise import ROOM
-from ..gate.verdict import tied_of
 from ..proof.power import EXPLAINED, FAULTS
 from ..search.delta_debugging import EXHAUSTED
 from .gate_rows import Row, few_pairs, gate_rows
@@ -109,7 +108,7 @@ def _rows(form: str, found: Mapping[str, Any]) -> Iterable[list[str]]:
     ]
     outputs = (found.get("parity") or {}).get("outputs") or []
     for output in outputs:
-        decisions, tied = output.get("decisions"), tied_of(output)
+        decisions, tied = output.get("decisions"), output["tied"]
         is_exact = output["exact"] and not tied
         flips = f"{decisions['flipped']}/{decisions['decisions']}" if decisions else "–"
         yield [

@@ -16,15 +16,10 @@ MAX_ROWS = 24
 MAX_READERS = 4
 
 
-def search_section(found: Found, ops: Mapping[str, str] | None = None) -> dict[str, Any]:
+def search_section(found: Found, ops: Mapping[str, str]) -> dict[str, Any]:
     """``search``: the error under the policy alone, the error under the plan, and the error without each kept node."""
     certificate = [
-        {
-            "node": node,
-            "op": (ops or {}).get(node, ""),
-            "error_u": finite(score.error_u),
-            "reason": score.reason,
-        }
+        {"node": node, "op": ops.get(node, ""), "error_u": finite(score.error_u), "reason": score.reason}
         for node, score in found.certificate.items()
     ]
     return {
@@ -38,7 +33,7 @@ def search_section(found: Found, ops: Mapping[str, str] | None = None) -> dict[s
     }
 
 
-def casts_section(casts: Sequence[Cast], before: int | None = None) -> dict[str, Any]:
+def casts_section(casts: Sequence[Cast], before: int) -> dict[str, Any]:
     """``casts``: of a half, those that move most first; ``before``: bytes before casts were placed."""
     rows = sorted(casts, key=lambda cast: -cast.bytes)
     shown = [
@@ -56,22 +51,9 @@ def casts_section(casts: Sequence[Cast], before: int | None = None) -> dict[str,
     return {"count": len(rows), "bytes": total, "bytes_before": before, "rows": shown}
 
 
-def recommendation_section(
-    worth: Worth, milliseconds: Mapping[str, float] | None = None
-) -> dict[str, Any] | None:
-    """``recommendation``: why not to convert, or None where half is worth it.
-
-    ``milliseconds``: ``original`` and ``half`` as measured on this device, where they were.
-    """
-    if not worth.pays:
-        return {"convert": False, "message": worth.reason}
-    if milliseconds is None or milliseconds["half"] <= milliseconds["original"]:
-        return None
-    half, original = milliseconds["half"], milliseconds["original"]
-    return {
-        "convert": False,
-        "message": f"half is slower on this device: {half:.3g} ms against {original:.3g} ms; serve the FP32 form here",
-    }
+def recommendation_section(worth: Worth) -> dict[str, Any] | None:
+    """``recommendation``: why not to convert, or None where half is worth it."""
+    return None if worth.pays else {"convert": False, "message": worth.reason}
 
 
 def weights_section(ledger: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -17,7 +17,6 @@ import numpy as np
 from ....exporters.gate.measured import in_units
 from ....exporters.gate.parity import UNIT_ROUNDOFF, measure
 from ....exporters.gate.trial import Pair
-from ....exporters.gate.verdict import tied_of
 from ....models.spec.spec import ModelSpec, TensorSpec
 from ....models.store.store import Version
 
@@ -58,7 +57,7 @@ def scale_of(version: Version, form: str | None = None) -> Scale:
         return Scale(
             u,
             {output["name"]: float(output.get("scale") or 0.0) for output in outputs},
-            frozenset(output["name"] for output in outputs if tied_of(output)),
+            frozenset(output["name"] for output in outputs if output["tied"]),
         )
 
     return version.read("parity.json", found)

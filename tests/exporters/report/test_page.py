@@ -295,9 +295,8 @@ def test_after_a_mask_has_failed_nothing_more_is_asked(random):
     assert [row.held for row in gate_rows(found["outputs"][0])] == [True, False]
 
 
-@pytest.mark.parametrize("key", ["tied", "excused"])
-def test_a_table_of_integers_counts_what_differs_and_what_ties_also_of_older_versions(key: str):
-    output = {"datatype": "INT64", "different": 2, key: 3, "failures": [{"rule": "equal"}]}
+def test_a_table_of_integers_counts_what_differs_and_what_ties():
+    output = {"datatype": "INT64", "different": 2, "tied": 3, "failures": [{"rule": "equal"}]}
     row = gate_rows(output)[-1]
     assert row.found == "2 differ, 3 tie" and not row.held
 

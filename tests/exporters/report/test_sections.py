@@ -76,11 +76,4 @@ def test_the_profile_is_told_nearest_to_the_ends_of_the_range_first():
 def test_half_that_buys_nothing_is_not_recommended():
     pays, does_not = Worth(100, 99, True, "saves"), Worth(100, 100, False, "half buys nothing")
     assert sections.recommendation_section(pays) is None
-    assert sections.recommendation_section(pays, {"original": 2.0, "half": 2.0}) is None
-    for reply, word in (
-        (sections.recommendation_section(does_not), "half buys nothing"),
-        (sections.recommendation_section(does_not, {"original": 2.0, "half": 1.0}), "half buys nothing"),
-        (sections.recommendation_section(pays, {"original": 2.0, "half": 2.5}), "2.5 ms against 2 ms"),
-        (sections.recommendation_section(pays, {"original": 2.0, "half": math.nan}), "slower"),
-    ):
-        assert reply is not None and not reply["convert"] and word in reply["message"]
+    assert sections.recommendation_section(does_not) == {"convert": False, "message": "half buys nothing"}
