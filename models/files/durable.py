@@ -106,18 +106,23 @@ def locked(path: Path) -> Iterator[None]:
 def remove_dead_files(folder: Path) -> None:
     """Delete the unfinished files of processes that were killed in `replace_bytes`. A process that still writes holds a
     lock on its file, and that file stays."""
-    for path in folder.glob(f".*{_UNFINISHED}"):
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    for path in _unlocked(folder.glob(f".*{_UNFINISHED}"), flags):
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _unlocked(paths: Iterable[Path], flags: int) -> Iterator[Path]:
+    """The paths whose lock no process holds; the lock is held here while the caller has the path."""
+    for path in paths:
         try:
-            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            handle = os.open(path, flags)
         except OSError:
             continue  # renamed or deleted meanwhile
-        try:
+        with ExitStack() as held, suppress(OSError):
+            held.callback(os.close, handle)
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink(missing_ok=True)
-        except OSError:  # another process is writing it
-            pass
-        finally:
-            os.close(handle)
+            yield path
 
 
 def _locked_file(path: Path) -> tuple[int, str]:
@@ -159,15 +164,8 @@ def _locked_folder(place: Path, prefix: str) -> tuple[Path, int]:
 
 def remove_dead_folders(paths: Iterable[Path]) -> None:
     """Delete those of the folders of `temporary_folder` whose processes were killed: their locks are gone."""
-    for path in paths:
-        try:
-            lock = os.open(path, _FOLDER)
-        except OSError:
-            continue  # renamed or deleted meanwhile
-        with ExitStack() as held, suppress(OSError):
-            held.callback(os.close, lock)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path, ignore_errors=True)
+    for path in _unlocked(paths, _FOLDER):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def check_new_folder(option: str, folder: Path) -> None:

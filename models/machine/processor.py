@@ -2,8 +2,7 @@
 No other file asks torch about the processor.
 
 A decision reads a `Processor`, so that its test gives the facts of any processor; the time that kernels take is
-measured in `kernel_costs.py`. Needs torch for the kernels alone, and nothing else: the trainer loads this file by its
-path.
+measured in `kernel_costs.py`. Needs torch for the kernels alone.
 """
 
 import os
