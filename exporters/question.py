@@ -18,6 +18,10 @@ Arrays = Mapping[str, np.ndarray]
 Answers = Callable[[Arrays], dict[str, np.ndarray]]
 # Inputs, the original's answers, a half's answers → for each output the integers that may differ: their scores tie.
 TieTolerance = Callable[[Arrays, Arrays, Arrays], dict[str, np.ndarray]]
+# Bounds, in counts, of the work that an input which the conversion invented may ask of the original.
+ROOM = 64  # times as many passes of a loop, and elements of a value, as any sample needs are still made
+PASSES_AT_LEAST = 1000
+ELEMENTS_AT_LEAST = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,15 @@ class Question:
         for row, sample in enumerate(self.samples):
             inputs = {name: array[row : row + 1] for name, array in self.inputs.items()}
             yield Question((sample,), inputs, {}, self.name)
+
+
+def first_rows(questions: Iterable[Question], rows: int, batched: bool) -> Iterator[Question]:
+    """Questions with so many rows in all."""
+    for one in questions:
+        if rows <= 0:
+            return
+        yield one.first(rows) if batched else one
+        rows -= len(one.samples)
 
 
 class RowsDiffer(CannotConvert):

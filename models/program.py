@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePath
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -115,6 +116,14 @@ def dimensions_of(value: object) -> int:
     """The number of dimensions of a node's tensor; 0 where that is not known."""
     look = look_of(value)
     return len(look.shape) if look is not None else 0
+
+
+def argument(node: Node, place: int, default: Any = None) -> Any:
+    """An argument by its place in the schema, whether it was given by place or by name."""
+    if place < len(node.args):
+        return node.args[place]
+    declared = node.target._schema.arguments[place]  # type: ignore[union-attr]
+    return node.kwargs.get(declared.name, declared.default_value if default is None else default)
 
 
 def walk(module: GraphModule, prefix: str = "") -> Iterator[tuple[str, Node]]:

@@ -6,16 +6,13 @@ from onnx import TensorProto, ValueInfoProto, helper
 
 from ...models.errors import BadSetting, NotRun
 from ...models.files.durable import drafted
+from ..onnx.reading.graph import element_type_of
 from ..onnx.reading.large_files import DATA, save
 from ..onnx.runtime import session_of
 from .onnx_side import OnnxSide
 
-# ONNX Runtime's names. Tensors of indices and sizes are not made visible: few of them have a row for each sample.
-_FLOATS = {
-    "tensor(float)": TensorProto.FLOAT,
-    "tensor(float16)": TensorProto.FLOAT16,
-    "tensor(double)": TensorProto.DOUBLE,
-}
+# Tensors of indices and sizes are not made visible: few of them have a row for each sample.
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 
 
 def write_visible(a: OnnxSide, target: Path) -> list[str]:
@@ -36,9 +33,9 @@ def write_visible(a: OnnxSide, target: Path) -> list[str]:
         raise NotRun(f"ONNX Runtime does not load {a.path}: {str(error)[:400]}") from error
     hidden = {name for node in a.model.graph.node if node.op_type == "Constant" for name in node.output}
     inner = [
-        _declared(a, value.name, _FLOATS[value.type], value.shape)
+        _declared(a, value.name, kind, value.shape)
         for value in shown
-        if value.type in _FLOATS and value.name not in hidden | a.outputs.keys()
+        if (kind := element_type_of(value.type)) in _FLOATS and value.name not in hidden | a.outputs.keys()
     ]
     del made.graph.output[len(a.outputs) :]
     made.graph.output.extend(inner)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 from ...models.engines.arrays import to_torch
-from .ties import Choice
+from .ties import Choice, lines_along
 
 aten = torch.ops.aten
 # Each with the place of its ``dim`` among the arguments, and which of its results are indices (None: itself).
@@ -122,7 +122,9 @@ class Watching(Interpreter):
         self.choices: dict[str, Choice] = {}
         self._tied = tied
         self._places: dict[tuple[str, Node], Tensor] = {}
-        self._lines: dict[str, tuple[Tensor, Tensor, bool]] = {}
+        self._rows: dict[
+            str, tuple[np.ndarray, bool]
+        ] = {}  # what was compared, and whether it is of integers
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
@@ -140,12 +142,13 @@ class Watching(Interpreter):
         values, which = args[0], _CHOOSERS[tied.chooser.target][1]
         indices = result if which is None else result[which]
         dim = _dim(tied.chooser, args, kwargs)
+        scores = values.double().numpy()
         if dim is None:
-            rows, lines = values.reshape(1, -1), torch.zeros_like(indices)
+            rows, lines = scores.reshape(1, -1), np.zeros(indices.shape, np.int64)
         else:
-            rows, lines = _lines_along(values, indices, dim, kept=indices.ndim == values.ndim)
-        self._lines[tied.output] = rows, indices.reshape(-1), not values.is_floating_point()
-        self._places[tied.output, tied.chooser] = torch.stack([lines, indices])
+            rows, lines = lines_along(scores, indices.numpy(), dim)
+        self._rows[tied.output] = rows, not values.is_floating_point()
+        self._places[tied.output, tied.chooser] = torch.stack([torch.tensor(lines).view_as(indices), indices])
 
     def _follow(self, tied: Tied, node: Node) -> None:
         source = self._places[tied.output, node.args[0]]  # type: ignore[index]
@@ -157,10 +160,10 @@ class Watching(Interpreter):
     def _end(self, tied: Tied, result: Any) -> None:
         if not isinstance(result, Tensor) or result.is_floating_point():
             return
-        rows, _, integral = self._lines[tied.output]
+        rows, integral = self._rows[tied.output]
         lines, chosen = self._places[tied.output, tied.path[-1] if tied.path else tied.chooser]
         self.choices[tied.output] = Choice(
-            rows.double().numpy(), lines.reshape(-1).numpy(), chosen.reshape(-1).numpy(), integral
+            rows, lines.reshape(-1).numpy(), chosen.reshape(-1).numpy(), integral
         )
 
 
@@ -170,12 +173,3 @@ def _dim(chooser: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int |
     if "dim" in kwargs:
         return kwargs["dim"]
     return args[place] if 0 <= place < len(args) else default
-
-
-def _lines_along(values: Tensor, indices: Tensor, dim: int, kept: bool) -> tuple[Tensor, Tensor]:
-    """The values as [lines, choices], and for every index the line that it points into."""
-    moved = values.movedim(dim, -1) if values.ndim else values.reshape(1)
-    rows = moved.reshape(-1, moved.shape[-1])
-    numbers = torch.arange(len(rows)).reshape(moved.shape[:-1])
-    numbers = numbers.unsqueeze(dim) if kept and values.ndim else numbers
-    return rows, numbers.expand(indices.shape).contiguous()

@@ -32,6 +32,12 @@ def left_out(reference: np.ndarray) -> np.ndarray:
     return ~(np.abs(reference) < SENTINEL)
 
 
+def largest(values: np.ndarray | Sequence[np.ndarray]) -> float:
+    """The largest magnitude of what is not left out; 0 where there is none."""
+    size = np.abs(np.asarray(values) * 1.0)  # the least number of an int8 has no magnitude among them
+    return float(size[size < SENTINEL].max(initial=0.0))
+
+
 def decibels(signal: np.ndarray | float, noise: np.ndarray | float) -> np.ndarray:
     """10·log10(signal/noise): +inf where there is no noise at all, −inf for noise without any signal."""
     with np.errstate(divide="ignore", invalid="ignore"):

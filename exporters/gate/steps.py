@@ -16,10 +16,12 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from ...models.errors import ExportFailed
+from ...models.spec.spec import UNIT_ROUNDOFF, ModelSpec
+from ..inputs.samples import Samples
 from ..policy.classes import Trait, has
 from ..question import Arrays, answers_or_refusal
-from .divergence import SENTINEL
-from .ties import MARGIN_U, Ties, lines_along
+from .divergence import largest
+from .ties import MARGIN_U, Choice, Ties, lines_along
 
 V = TypeVar("V")  # a value of an ONNX file, by its name, or a node of a captured program
 # Another result of a step → the answers of the run that goes on with it.
@@ -29,6 +31,7 @@ See = Callable[[V, Sequence[np.ndarray], np.ndarray, Rest], None]
 
 CHOOSES = "choose"  # an operation whose result is the index that a comparison chose, in any kind of graph
 _SEEN_AT_ONCE = 2**22  # values of choices that are compared together
+_ROWS_AT_ONCE = 64  # of a batch in which ties are looked for
 _NEXT = (1, -1, 2, -2)  # the other indices of a near choice, by their place in the order of the values
 _ROUNDS = {"round": np.rint, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "quantize": np.rint}
 _ROUNDS |= dict.fromkeys(("sign", "sgn"), np.sign) | {"fix": np.trunc}
@@ -131,8 +134,8 @@ class Steps(Generic[V]):
         return {name: sides[name].hold(candidate[name], self._slack(reference[name])) for name in odd}
 
     def _measure(self, step: V, values: Sequence[np.ndarray], result: np.ndarray, rest: Rest) -> None:
-        largest = max(map(_largest, values[:2] if self._kind(step) == "compare" else values[:1]))
-        self.scales[step] = max(self.scales.get(step, 0.0), largest)
+        scale = max(map(largest, values[:2] if self._kind(step) == "compare" else values[:1]))
+        self.scales[step] = max(self.scales.get(step, 0.0), scale)
 
     def _sides(self, inputs: Arrays, odd: Arrays) -> dict[str, "_Sides"]:
         """The possible answers of the original for each output, by the sides of the steps on which its values land."""
@@ -156,7 +159,7 @@ class Steps(Generic[V]):
         return next(steps[step] for steps in self.outputs.values() if step in steps)
 
     def _slack(self, reference: np.ndarray) -> float:
-        return MARGIN_U * self.u * _largest([reference]) if reference.dtype.kind == "f" else 0.0
+        return MARGIN_U * self.u * largest([reference]) if reference.dtype.kind == "f" else 0.0
 
     def _differs(self, mine: np.ndarray, other: np.ndarray | None) -> bool:
         if other is None or mine.shape != other.shape:
@@ -184,9 +187,21 @@ class NearTies:
         return found | (self.steps.tolerated(inputs, reference, candidate) if self.steps else {})
 
 
-def near_ties(choices: Ties | None, steps: Steps | None) -> NearTies | None:
-    """The near ties of a model; None where no output can differ by one."""
-    return NearTies(choices, steps) if choices or steps else None
+def near_ties(
+    tied: Sequence[str], choices: Callable[[Arrays], Mapping[str, Choice]] | None,
+    stepped: Mapping[str, Mapping[V, str]], run: Callable[[Arrays, See[V]], None],
+    spec: ModelSpec, dtype: str, judging: Samples,
+) -> NearTies | None:  # fmt: skip
+    """The near ties of a model; None where no output can differ by one. ``tied`` and ``choices``: those of `Ties`;
+    ``stepped`` and ``run``: those of `Steps`."""
+    rows, u = min(spec.max_batch_size, _ROWS_AT_ONCE) if spec.batched else 0, UNIT_ROUNDOFF[dtype]
+
+    def asked() -> Iterator[Arrays]:
+        return (arrays for _, arrays in judging.batches(rows))
+
+    ties = Ties(tied, choices, u, asked) if choices and tied else None
+    steps = Steps(stepped, run, u, asked) if stepped else None
+    return NearTies(ties, steps) if ties or steps else None
 
 
 def other_sides(
@@ -307,9 +322,3 @@ class _Sides:
 
 def _distance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return np.abs(one.astype(np.float64) - other)
-
-
-def _largest(values: np.ndarray | Sequence[np.ndarray]) -> float:
-    """The largest magnitude, without infinities and what stands for a mask."""
-    size = np.abs(np.asarray(values, np.float64))
-    return float(size[size < SENTINEL].max(initial=0.0))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .divergence import SENTINEL
+from .divergence import SENTINEL, largest
 
 MARGIN_U = 4.0
 Arrays = Mapping[str, np.ndarray]
@@ -66,9 +66,7 @@ class Ties:
     def _measure(self) -> None:
         for inputs in self.judging():
             for output, choice in self.choices(inputs).items():
-                size = np.abs(choice.values)
-                largest = float(size[size < SENTINEL].max(initial=0.0))
-                self.scales[output] = max(self.scales.get(output, 0.0), largest)
+                self.scales[output] = max(self.scales.get(output, 0.0), largest(choice.values))
 
 
 def tolerated(choice: Choice, reference: np.ndarray, candidate: np.ndarray, margin: float) -> np.ndarray:

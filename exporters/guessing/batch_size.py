@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import ModelProto
 
+from ..onnx.reading.graph import replace_all
 from ..onnx.reading.large_files import weights_as_inputs
 
 # The most bytes of the largest value in a batch. A conversion was seen to need twelve times as much.
@@ -40,8 +41,7 @@ def row_bytes_of_file(model: ModelProto, inputs: Mapping[str, Sequence[int]]) ->
     for node in fixed.graph.node:
         if node.domain == "ai.onnx.ml":  # trees are lists in attributes, which no shape depends on
             kept = [one for one in node.attribute if not one.name.startswith(_LISTS_OF_TREES)]
-            del node.attribute[:]
-            node.attribute.extend(kept)
+            replace_all(node.attribute, kept)
     for value in fixed.graph.input:
         for dim, size in zip(value.type.tensor_type.shape.dim, inputs.get(value.name, ()), strict=False):
             dim.dim_value = size

@@ -58,6 +58,7 @@ class _Trial:
     def __init__(self, spec: ModelSpec, run: Run, given: Rows | None) -> None:
         self.spec, self.run, self.given = spec, run, given
         self.groups = _groups(spec)
+        self.tensors = {tensor.name: tensor for tensor in spec.inputs}
         self.axes: list[int] = []  # of each output, in the run that succeeded
         self.arrays: Mapping[str, np.ndarray] = {}  # of the last run that succeeded
 
@@ -126,8 +127,7 @@ class _Trial:
         return outputs is not None and [array.ndim for array in outputs] == self.axes
 
     def dim(self, group: Sequence[Place]) -> Dim:
-        tensors = {tensor.name: tensor for tensor in self.spec.inputs}
-        return tensors[group[0][0]].shape[group[0][1]]
+        return self.tensors[group[0][0]].shape[group[0][1]]
 
     def candidates(self) -> Iterator[tuple[int, ...]]:
         """One size for each group of places: pictures that are square, then the usual ones first."""
@@ -151,22 +151,19 @@ class _Trial:
             return PICTURE_SIZES
         if self.is_channel(group):
             return CHANNELS
-        tensors = {tensor.name: tensor for tensor in self.spec.inputs}
-        first = any(axis == 0 and len(tensors[name].shape) > 1 for name, axis in group)
+        first = any(axis == 0 and len(self.tensors[name].shape) > 1 for name, axis in group)
         return FIRST_SIZES if first else SIZES
 
     def is_picture(self, group: Sequence[Place]) -> bool:
-        tensors = {tensor.name: tensor for tensor in self.spec.inputs}
         return any(
-            _is_picture(tensors[name], self.spec.batched) and axis in _spatial(tensors[name])
+            _is_picture(self.tensors[name], self.spec.batched) and axis in _spatial(self.tensors[name])
             for name, axis in group
         )
 
     def is_channel(self, group: Sequence[Place]) -> bool:
         """True if the group has the channel axis of pictures whose channels are free as well."""
-        tensors = {tensor.name: tensor for tensor in self.spec.inputs}
         return any(
-            _is_picture(tensors[name], self.spec.batched) and axis == _channel(tensors[name])
+            _is_picture(self.tensors[name], self.spec.batched) and axis == _channel(self.tensors[name])
             for name, axis in group
         )
 

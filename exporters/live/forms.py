@@ -52,7 +52,18 @@ class Counts:
 def count(run: Callable[[], object]) -> Counts:
     """Count the ops of one run; views and copies in the same dtype are no ops."""
     counts = Counts()
-    with _Counting(counts):
+
+    def see(func: Any, read: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+        dtypes = {value.dtype for value in given if value.is_floating_point()}
+        if not dtypes:
+            return
+        if func.overloadpacket in _CASTS:
+            counts.casts += read[0].is_floating_point() and read[0].dtype not in dtypes
+        elif not func.is_view:
+            counts.nodes += 1
+            counts.half_nodes += bool(dtypes & set(HALVES))
+
+    with _Seen(see):
         run()
     return counts
 
@@ -60,48 +71,32 @@ def count(run: Callable[[], object]) -> Counts:
 def module_operations(run: Callable[[], object], inputs: Arrays) -> Operations:
     """The operations of any execution of a module, estimated from ``run``, an execution on ``inputs``."""
     counted = Counted()
-    with _Estimating(counted):
+
+    def see(func: Any, read: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+        name = func._schema.name.removeprefix("aten::")
+        made = () if func.is_view else given
+        counted.add(name, [value.shape for value in read], [value.shape for value in made])
+
+    with _Seen(see):
         run()
     return counted.estimate(sum(array.size for array in inputs.values()))
 
 
-class _Estimating(TorchDispatchMode):
-    def __init__(self, counted: Counted) -> None:
+class _Seen(TorchDispatchMode):
+    """Gives ``see`` each call of an operation: the tensors that it read, and those that it gave."""
+
+    def __init__(self, see: Callable[[Any, Sequence[Tensor], Sequence[Tensor]], None]) -> None:
         super().__init__()
-        self._counted = counted
+        self._see = see
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        read = [value.shape for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
-        given = [value.shape for value in tree_leaves(result) if isinstance(value, Tensor)]
-        name = func._schema.name.removeprefix("aten::")
-        self._counted.add(name, read, [] if func.is_view else given)
-        return result
-
-
-class _Counting(TorchDispatchMode):
-    def __init__(self, counts: Counts) -> None:
-        super().__init__()
-        self._counts = counts
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        dtypes = {
-            value.dtype
-            for value in tree_leaves(result)
-            if isinstance(value, Tensor) and value.is_floating_point()
-        }
-        if not dtypes:
-            return result
-        if func.overloadpacket in _CASTS:
-            self._counts.casts += args[0].is_floating_point() and args[0].dtype not in dtypes
-        elif not func.is_view:
-            self._counts.nodes += 1
-            self._counts.half_nodes += bool(dtypes & set(HALVES))
+        read, given = (
+            [one for one in tree_leaves(some) if isinstance(one, Tensor)] for some in ((args, kwargs), result)
+        )
+        self._see(func, read, given)
         return result
 
 

@@ -15,10 +15,9 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 
 from ...models.errors import NotRun
 from ...models.spec.spec import ModelSpec
-from ..graph.invented_bounds import ELEMENTS_AT_LEAST, PASSES_AT_LEAST, ROOM
 from ..inputs.samples import Samples
-from ..question import Answers, Arrays
-from .reading.graph import ONNX, Names, bodies, names_in, opset_of
+from ..question import ELEMENTS_AT_LEAST, PASSES_AT_LEAST, ROOM, Answers, Arrays
+from .reading.graph import ONNX, Names, bodies, names_in, opset_of, replace_all
 from .runtime import runtime_answers
 
 _MIN_TAKES_INTEGERS = 12  # since this opset
@@ -58,16 +57,15 @@ def bounded_answers(model: ModelProto, spec: ModelSpec, samples: Samples) -> Ans
     elements = _Count(names.fresh("most_elements"), np.array(np.inf, np.float32), ELEMENTS_AT_LEAST)
     nodes = list[NodeProto]()
     for place, node in enumerate(model.graph.node):
-        one, after = NodeProto.FromString(node.SerializeToString()), list[NodeProto]()
+        after = list[NodeProto]()
         if place in loops:
-            before, after = _with_passes(one, passes, names)
+            before, after = _with_passes(node, passes, names)
             nodes += before
         elif place in sizes:
-            nodes += _with_elements(one, sizes[place], elements, names)
-        nodes += [one, *after]
+            nodes += _with_elements(node, sizes[place], elements, names)
+        nodes += [node, *after]
     kinds = [kind for kind in (passes, elements) if kind.names]
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
+    replace_all(model.graph.node, nodes)
     for kind in kinds:
         model.graph.input.append(kind.value(kind.most))
         model.graph.output.extend(map(kind.value, kind.names))

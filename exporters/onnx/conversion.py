@@ -24,6 +24,7 @@ from .reading.graph import (
     assembled,
     drop_unread,
     names_in,
+    replace_all,
     size_in_bytes,
     walk,
 )
@@ -270,9 +271,7 @@ def _inferred(model: ModelProto) -> dict[str, int]:
 
 
 def _keep(values, names: set[str]) -> None:  # type: ignore[no-untyped-def]
-    kept = [ValueInfoProto.FromString(value.SerializeToString()) for value in values if value.name in names]
-    del values[:]
-    values.extend(kept)
+    replace_all(values, [value for value in values if value.name in names])
 
 
 def _rename(graph: GraphProto, old: str, new: str) -> None:
@@ -282,9 +281,7 @@ def _rename(graph: GraphProto, old: str, new: str) -> None:
         if value.name == old:
             value.name = new
             first = helper.make_node("Identity", [new], [old], name=f"{new}.named")
-            rest = [NodeProto.FromString(node.SerializeToString()) for node in graph.node]
-            del graph.node[:]
-            graph.node.extend([first, *rest])
+            replace_all(graph.node, [first, *graph.node])
             return
     for value in graph.output:
         if value.name == old:

@@ -14,7 +14,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helpe
 from onnxruntime.capi import _pybind_state
 
 from ...models.errors import BadFolder, ExportFailed
-from .reading.graph import ONNX, Names, bodies, names_in, read_by, walk
+from .reading.graph import ONNX, Names, bodies, names_in, read_by, replace_all, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +116,14 @@ def cut(model: ModelProto, given: Mapping[str, ValueInfoProto]) -> None:
     inner = [value for value in graph.value_info if value.name not in made | outputs.keys()]
     domains = {*ONNX, *(node.domain for node in walk(graph))} - {node.domain for node in parts.custom}
     domains |= {*ONNX, *(node.domain for node in parts.others), *(each.domain for each in model.functions)}
-    _put(model.opset_import, [each for each in model.opset_import if each.domain in domains])
+    replace_all(model.opset_import, [each for each in model.opset_import if each.domain in domains])
     graph.input.extend(inputs)
     for field, values in (
         (graph.node, parts.others),
         (graph.output, outputs.values()),
         (graph.value_info, inner),
     ):
-        _put(field, values)
+        replace_all(field, values)
 
 
 def join(half: ModelProto, whole: ModelProto) -> None:
@@ -164,7 +164,7 @@ def join(half: ModelProto, whole: ModelProto) -> None:
         (graph.output, outputs),
         (graph.value_info, [*graph.value_info, *edges]),
     ):
-        _put(field, values)
+        replace_all(field, values)
 
 
 def _in_order(nodes: Sequence[NodeProto]) -> list[NodeProto]:
@@ -174,10 +174,3 @@ def _in_order(nodes: Sequence[NodeProto]) -> list[NodeProto]:
         place: {makers[name] for name in read_by(node) if name in makers} for place, node in enumerate(nodes)
     }
     return [nodes[place] for place in TopologicalSorter(reads).static_order()]
-
-
-def _put(field: Any, values: Any) -> None:
-    """Replace what a repeated field of a protobuf message holds."""
-    copies = [type(value).FromString(value.SerializeToString()) for value in values]
-    del field[:]
-    field.extend(copies)

@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
 
 from ...models.errors import BadFolder
 from ...models.spec.batch_axis import batch_back, batch_first
 from ...models.spec.spec import ModelSpec, TensorSpec
 from .custom_nodes import cut, parted
 from .output_names import output_names
-from .reading.batch_first import BATCH_AXIS, move_batch_first
+from .reading.batch_first import BATCH_AXIS, move_batch_first, put_between
 from .reading.bounded_file import read_graph, read_model
-from .reading.graph import Names, attribute, names_in, walk
+from .reading.graph import Names, attribute, names_in, replace_all, walk
 from .reading.large_files import save
 
 LAYOUT, OWN = "halfeven.layout", "own"  # in the metadata
@@ -111,18 +111,11 @@ def _moved_at_the_end(graph: GraphProto, name: str, tensor: TensorSpec, is_input
 def _add_move(graph: GraphProto, name: str, tensor: TensorSpec, is_input: bool) -> None:
     """A Transpose between an input or output and the layout inside, of a file that was written from a program."""
     inner, axes = Names(names_in(graph)).fresh(f"{name}__batch_first"), range(len(tensor.shape))
-    for node in walk(graph):
-        for names in (node.input, node.output):
-            names[:] = [inner if one == name else one for one in names]
     order = (batch_first if is_input else batch_back)(axes, tensor.batch_axis)
-    read, given = (name, inner) if is_input else (inner, name)
-    move = helper.make_node("Transpose", [read], [given], f"{inner}__move", perm=order)
-    graph.node.insert(0 if is_input else len(graph.node), move)
+    put_between(graph, name, inner, f"{inner}__move", order, is_input)
 
 
 def _turn(value: ValueInfoProto, batch_axis: int) -> None:
     """Declare the sizes of an input or output in the model's own order."""
     dims = value.type.tensor_type.shape.dim
-    turned = [type(dim).FromString(dim.SerializeToString()) for dim in batch_back(list(dims), batch_axis)]
-    del dims[:]
-    dims.extend(turned)
+    replace_all(dims, batch_back(list(dims), batch_axis))

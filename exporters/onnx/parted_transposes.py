@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from .reading.graph import ONNX, Names, attribute, graphs, names_in
+from .reading.graph import ONNX, Names, attribute, graphs, names_in, replace_all
 
 _SEEN_THROUGH = ("Cast", "Identity", "Mul", "Div")
 
@@ -58,7 +58,6 @@ def _part(graph: GraphProto, main: GraphProto, types: dict[str, int], names: Nam
 
     nodes, parted = list[NodeProto](), 0
     for node in graph.node:
-        node = NodeProto.FromString(node.SerializeToString())
         for place, name in enumerate(node.input if node.op_type in ("MatMul", "FusedMatMul") else ()):
             if not (rank := rank_of_transposed(name)):
                 continue
@@ -69,6 +68,5 @@ def _part(graph: GraphProto, main: GraphProto, types: dict[str, int], names: Nam
             parted += 1
         nodes.append(node)
     if parted:
-        del graph.node[:]
-        graph.node.extend(nodes)
+        replace_all(graph.node, nodes)
     return parted

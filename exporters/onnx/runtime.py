@@ -3,7 +3,6 @@
 It keeps chains of half nodes in FP32, so it never judges half storage; `precision/oracle.py` does.
 """
 
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +22,10 @@ from ..inputs.samples import Samples
 from ..proof.threads import threads_now
 from ..question import SAME_AMONG_OTHERS, Answers, Arrays, largest_of, same_among_others
 from .reading.bounded_file import bytes_of, tensors
-from .reading.graph import HALVES, attribute, element_type, walk
+from .reading.graph import HALVES, attribute, element_type, element_type_of, walk
 from .reading.large_files import check, is_large, save, weights_as_inputs
 from .reading.one_node import key_of, session
 
-_TENSOR = re.compile(r"tensor\((\w+)\)")
 _SMALL_MODEL, _SMALL_CONSTANT = 1 << 20, 1 << 12  # bytes
 
 
@@ -78,11 +76,9 @@ def _types_by_runtime(model: ModelProto, known: Collection[str]) -> list[ValueIn
     values = {value.name: value for value in session_of(asked).get_outputs()}
     return [
         # ONNX Runtime gives no sizes for a scalar, and none where it does not know how many axes there are.
-        helper.make_tensor_value_info(
-            name, TensorProto.DataType.Value(found[1].upper()), values[name].shape or None
-        )
+        helper.make_tensor_value_info(name, found, values[name].shape or None)
         for name in wanted
-        if (found := _TENSOR.fullmatch(values[name].type))
+        if (found := element_type_of(values[name].type))
     ]
 
 

@@ -18,14 +18,14 @@ from typing import TypeVar
 import numpy as np
 
 from ...models.spec.spec import UNIT_ROUNDOFF
-from ..gate.divergence import SENTINEL
+from ..gate.divergence import SENTINEL, largest
 from ..gate.parity import judge
 from ..gate.trial import Trial
 from ..graph.backend import GraphNode
 from ..graph.original_graph import OriginalGraph, Rest
 from ..inputs.draws import raw_draws
 from ..policy.classes import Trait, has
-from ..question import Arrays, Question, answers_or_refusal
+from ..question import Arrays, Question, answers_or_refusal, first_rows
 from .constant_factors import constant_factors
 from .power import (
     BYPASSED,
@@ -111,7 +111,7 @@ class _Planting:
         self.output_of = {part: output for part, (output, _) in parts.items()}
         self.alike = frozenset(part for part, output in self.output_of.items() if output in alike)
         self.outputs = _parts_by_node(self.original, parts)
-        some = next(_first(self.run.bulk, self.rows(ROWS), self.run.spec.batched))
+        some = next(first_rows(self.run.bulk, self.rows(ROWS), self.run.spec.batched))
         self.factors = constant_factors(self.original, some.inputs)
 
     def rows(self, most: int) -> int:
@@ -124,9 +124,9 @@ class _Planting:
         """Nodes that compute something of the first judged sample, spread over the graph, as many as the budget
         allows."""
         computed = set[str]()
-        for question in _first(self.run.bulk, 1, self.run.spec.batched):
+        for question in first_rows(self.run.bulk, 1, self.run.spec.batched):
             self.original.watched(
-                question.inputs, lambda name, result, _: computed.add(name) if _size(result) else None
+                question.inputs, lambda name, result, _: computed.add(name) if largest(result) else None
             )
         ops = {node.name: node.op for node in self.original.nodes()}
         nodes = [
@@ -155,7 +155,7 @@ class _Planting:
         """Plant faults at these nodes, on ``rows`` judged samples. Gives by the node's name what the gate noticed."""
         ops = {node.name: node.op for node in chosen}
         found = dict[str, Planted]()
-        for question in _first(self.run.bulk, rows, self.run.spec.batched):
+        for question in first_rows(self.run.bulk, rows, self.run.spec.batched):
             answers = self.original.watched(question.inputs, lambda name, result, rest: None)
             self.original.watched(
                 question.inputs, _Visit(self, replace(question, reference=answers), ops, found).see
@@ -174,7 +174,7 @@ class _Visit:
     seen: set[str] = field(default_factory=set)
 
     def see(self, name: str, result: np.ndarray, rest: Rest) -> None:
-        if name in self.ops and name not in self.seen and _size(result):
+        if name in self.ops and name not in self.seen and largest(result):
             self.seen.add(name)  # a node may have several results
             outputs, factor = self.planting.outputs[name], self.planting.factors[name]
             node = _Node(self.planting, self.question, result, rest, outputs, factor)
@@ -283,7 +283,7 @@ def _fine_faults(result: np.ndarray, u: float) -> Iterator[np.ndarray]:
     shapes = [[size if axis in axes else 1 for axis, size in enumerate(result.shape)] for axes in several]
     for shape, drawn in zip(shapes, raw_draws(result.size, *map(math.prod, shapes)), strict=True):
         signs = (drawn % 2).reshape(shape).astype(np.float32) * 2 - 1
-        yield _held(result + signs * SIZE * u * _size(result), result)
+        yield _held(result + signs * SIZE * u * largest(result), result)
 
 
 def _large_faults(result: np.ndarray) -> Iterator[np.ndarray]:
@@ -292,18 +292,12 @@ def _large_faults(result: np.ndarray) -> Iterator[np.ndarray]:
     (drawn,) = raw_draws(result.size, result.size)
     drawn = (drawn & 0xFFFFFF).reshape(result.shape).astype(np.float32) * 2.0**-24
     yield _held(np.where(drawn <= max(FLIPPED, float(drawn.min())), -result, result), result)
-    yield _held(np.frexp(result)[0] * _size(result), result)
+    yield _held(np.frexp(result)[0] * largest(result), result)
 
 
 def _held(changed: np.ndarray, result: np.ndarray) -> np.ndarray:
     """The change, but for sentinels."""
     return np.where(np.abs(result) < SENTINEL, changed, result).astype(result.dtype)
-
-
-def _size(result: np.ndarray) -> float:
-    """The largest magnitude, sentinels left out; 0 where there is none."""
-    size = np.abs(result)
-    return float(np.where(size < SENTINEL, size, 0).max(initial=0.0))
 
 
 def _spread(several: Sequence[T], most: int) -> list[T]:
@@ -348,14 +342,6 @@ def _parts_by_node(
         for read in node.inputs:
             found[read] |= found[node.name]
     return {name: frozenset(some or parts) for name, some in found.items()}
-
-
-def _first(questions: Sequence[Question], rows: int, batched: bool) -> Iterator[Question]:
-    for one in questions:
-        if rows <= 0:
-            return
-        yield one.first(rows) if batched else one
-        rows -= len(one.samples)
 
 
 def _answers_alike(run: ReferenceRun, dtype: str) -> frozenset[str]:

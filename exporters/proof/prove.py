@@ -31,11 +31,11 @@ from ..question import (
     RowsDiffer,
     TieTolerance,
     answers_or_refusal,
+    first_rows,
     is_refused,
 )
 from .neutral_lengths import JoinedLengths, filling, joined_lengths
 
-SEEN_AT_ONCE = 64  # rows of a batch in which ties are looked for
 SMALL_BATCHES = 4  # of each size below the largest; one each for a model that would need more operations
 SMALL_OPERATIONS = 1 << 35  # than this for them all
 SMALL_BYTES = 1 << 30  # of their inputs and answers, in the same way
@@ -332,7 +332,7 @@ def noise_among(
     are another way for every model that takes several.
     """
     rows = min(NOISE_ROWS, max(1, NOISE_OPERATIONS // max(row_operations, 1)))
-    some = list(_first(spec, questions, rows))
+    some = list(first_rows(questions, rows, spec.batched))
     several = any(len(one.samples) > 1 for one in some)
     ways = [*([exact] if exact else []), *([one_at_a_time(original)] if several else [])]
     trials = [[Trial(one.samples, one.reference, way(one.inputs)) for one in some] for way in ways]
@@ -368,12 +368,3 @@ def one_at_a_time(answers: Answers) -> Answers:
         return {name: np.concatenate([one[name] for one in alone]) for name in alone[0]}
 
     return answer
-
-
-def _first(spec: ModelSpec, questions: Iterable[Question], rows: int) -> Iterator[Question]:
-    """Questions with so many rows in all."""
-    for one in questions:
-        if rows <= 0:
-            return
-        yield one.first(rows) if spec.batched else one
-        rows -= len(one.samples)

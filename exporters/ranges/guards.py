@@ -5,6 +5,7 @@ logarithm.
 """
 
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -105,9 +106,7 @@ def constant(value: Any) -> float | None:
     if not isinstance(value, Node):
         return None
     if value.op == "get_attr":
-        found: Any = value.graph.owning_module
-        for part in str(value.target).split("."):
-            found = getattr(found, part, None)
+        found = attrgetter(str(value.target))(value.graph.owning_module)
         return float(found) if isinstance(found, Tensor) and found.numel() == 1 else None
     name = aten_name(value)
     if name in ("full", "full_like", "new_full"):

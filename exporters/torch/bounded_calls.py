@@ -23,9 +23,8 @@ from ...models.engines.arrays import to_torch
 from ...models.errors import NotRun
 from ...models.program import reads_sizes, walk
 from ...models.spec.spec import ModelSpec
-from ..graph.invented_bounds import ELEMENTS_AT_LEAST, PASSES_AT_LEAST, ROOM
 from ..inputs.samples import Samples
-from ..question import REFUSALS, Answers, Arrays
+from ..question import ELEMENTS_AT_LEAST, PASSES_AT_LEAST, REFUSALS, ROOM, Answers, Arrays
 from .autocast.dtypes import tensors_of
 
 _CALLS = 8  # times as many calls as any sample needs are still made; fewer than passes of a file, which take less time

@@ -1,19 +1,18 @@
 """A program, run as a graph, as a function of named arrays; and which of its integers may differ because scores tie."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from ...models.engines.arrays import to_numpy, to_torch
-from ...models.spec.spec import UNIT_ROUNDOFF, ModelSpec
+from ...models.spec.spec import ModelSpec
 from ..gate.choosers import choices, find_tied
 from ..gate.steppers import find_stepped, run_with_steps
-from ..gate.steps import See, Steps, near_ties
-from ..gate.ties import Ties
+from ..gate.steps import See, near_ties
+from ..gate.ties import Choice
 from ..inputs.samples import Samples
-from ..proof.prove import SEEN_AT_ONCE
 from ..question import Answers, Arrays, TieTolerance
 
 
@@ -32,23 +31,14 @@ def emulated(spec: ModelSpec, emulation: Interpreter) -> Answers:
 def ties_of(module: GraphModule, spec: ModelSpec, dtype: str, judging: Samples) -> TieTolerance | None:
     """The tie tolerance of an original program (`models.program.runnable`); None where no scores can tie."""
     inputs, outputs = ([tensor.name for tensor in side] for side in (spec.inputs, spec.outputs))
-    rows = min(spec.max_batch_size, SEEN_AT_ONCE) if spec.batched else 0
+    tied = find_tied(module, outputs)
+    names = [one.output for one in tied]
+    stepped = find_stepped(module, outputs, set(names))
 
-    def asked() -> Iterator[Arrays]:
-        return (arrays for _, arrays in judging.batches(rows))
-
-    def of(arrays: Arrays) -> list[np.ndarray]:
-        return [arrays[name] for name in inputs]
-
-    tied, u = find_tied(module, outputs), UNIT_ROUNDOFF[dtype]
-    stepped = find_stepped(module, outputs, {one.output for one in tied})
+    def chosen(given: Arrays) -> Mapping[str, Choice]:
+        return choices(module, tied, [given[name] for name in inputs])
 
     def with_steps(given: Arrays, see: See[Node]) -> None:
         run_with_steps(module, (inputs, outputs), stepped, given, see)
 
-    return near_ties(
-        Ties([one.output for one in tied], lambda given: choices(module, tied, of(given)), u, asked)
-        if tied
-        else None,
-        Steps(stepped, with_steps, u, asked) if stepped else None,
-    )
+    return near_ties(names, chosen, stepped, with_steps, spec, dtype, judging)

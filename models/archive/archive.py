@@ -190,7 +190,7 @@ def save_program(program: ExportedProgram, path: Path, *, weights: bool) -> None
     try:
         with _ONE_AT_A_TIME, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns that an expanded stub is not a complete tensor
-            torch.export.save(program, buffer)
+            torch.export.save(program, buffer)  # into a file, torch's error hides the system's
     finally:
         program.state_dict.update(state)
     with zipfile.ZipFile(buffer) as source, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as target:

@@ -17,12 +17,9 @@ Writes ``program.pt2``, ``weights.safetensors`` and ``result.json`` into the req
 import gc
 import importlib
 import inspect
-import io
 import json
 import os
 import sys
-import warnings
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -39,6 +36,7 @@ from .result_file import write_result
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.export import ExportedProgram
+    from torch.fx import Node
 
 Request = Mapping[str, Any]
 Traced = tuple["ExportedProgram", list[str], dict[str, Any]]  # with notes, and what was found of the batch
@@ -78,7 +76,7 @@ def captured(torch: ModuleType, request: Request, out: Path) -> dict[str, Any]:
     with original_in_fp32() as regions:
         program, notes, facts = trace(torch, request, samples)
     notes += [*sorted(regions), *facts["notes"]]
-    state = save(torch, program, out)
+    state = save(program, out)
     largest = facts["max_batch_size"]
     return {"notes": notes, "max_batch_size": largest, "dims": facts["dims"], "state": state}
 
@@ -311,11 +309,12 @@ def dim(torch: ModuleType, spec: Mapping[str, Any], axis: int, batched: bool, re
     return torch.export.Dim.AUTO(min=low, max=high) if high else torch.export.Dim.AUTO
 
 
-def save(torch: ModuleType, program: "ExportedProgram", out: Path) -> dict[str, str]:
+def save(program: "ExportedProgram", out: Path) -> dict[str, str]:
     """Weights once, as safetensors; the archive without them and without its sample inputs, which are a pickle.
 
     Gives the name under which each entry of the state dict is stored: tied ones share it.
     """
+    from ..archive.archive import save_program  # it imports torch
     from ..files.tensor_file import save_tensors  # imports NumPy
 
     stored, tensors, seen = {}, {}, {}
@@ -325,20 +324,7 @@ def save(torch: ModuleType, program: "ExportedProgram", out: Path) -> dict[str, 
         if stored[name] == name:
             tensors[name] = tensor.detach().contiguous()
     save_tensors(out / "weights.safetensors", whole_storages(tensors))
-    for name, tensor in program.state_dict.items():
-        shape = () if tensor.numel() else tensor.shape  # torch saves no expanded tensor without elements
-        stub = torch.zeros(shape, dtype=tensor.dtype).expand(tensor.shape)
-        is_parameter = isinstance(tensor, torch.nn.Parameter)
-        program.state_dict[name] = torch.nn.Parameter(stub, requires_grad=False) if is_parameter else stub
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns that an expanded stub is not a complete tensor
-        torch.export.save(program, archive := io.BytesIO())  # into a file, torch's error hides the system's
-    with zipfile.ZipFile(archive) as full, zipfile.ZipFile(out / "program.pt2", "w") as bare:
-        for item in full.infolist():
-            if "/sample_inputs/" not in item.filename:
-                bare.writestr(item, full.read(item))
-            else:
-                bare.writestr(item, b"")
+    save_program(program, out / "program.pt2", weights=False)
     return stored
 
 
@@ -356,13 +342,17 @@ def dims(program: "ExportedProgram") -> list[list[Size]]:
     unbounded."""
     import torch
 
-    found = []
+    shapes = (node.meta["val"].shape for node in inputs_of(program))
+    return [
+        [axis_range(program, size) if isinstance(size, torch.SymInt) else int(size) for size in shape]
+        for shape in shapes
+    ]
+
+
+def inputs_of(program: "ExportedProgram") -> list["Node"]:
+    """The nodes of the program's inputs, in order."""
     names = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"}
-    for node in program.graph.nodes:
-        if node.op == "placeholder" and node.name in names:
-            shape = node.meta["val"].shape
-            found.append([axis_range(program, s) if isinstance(s, torch.SymInt) else int(s) for s in shape])
-    return found
+    return [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
 
 
 def axis_range(program: "ExportedProgram", size: Any) -> Size:

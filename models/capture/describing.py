@@ -65,8 +65,7 @@ def looked_at(torch: ModuleType, request: Request) -> dict[str, Any]:
 
 def of_program(torch: ModuleType, path: Path) -> dict[str, Any]:
     program = torch.export.load(path)
-    taken = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"}
-    values = {n.name: n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in taken}
+    values = {node.name: node.meta["val"] for node in child.inputs_of(program)}
     if odd := [name for name, value in values.items() if not isinstance(value, torch.Tensor)]:
         raise failures.Refused(
             f"{path.name} takes '{odd[0]}', which is no tensor: export it with that value in the module's code"

@@ -9,6 +9,7 @@ Runs in the child.
 
 import math
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,7 @@ class _Freeing:
                 if node.op == "placeholder":
                     self.take(node)
                 elif node.op == "get_attr":
-                    self.one[node] = self.many[node] = self.attribute(node.target)
+                    self.one[node] = self.many[node] = attrgetter(node.target)(self.module)
                 elif node.op == "call_function":
                     self.compute(node)
 
@@ -84,12 +85,6 @@ class _Freeing:
         self.from_inputs.add(node)
         self.source = self.source or (node, axis)
         self.follow(node, None)
-
-    def attribute(self, target: str) -> Any:
-        value = self.module
-        for part in target.split("."):
-            value = getattr(value, part)
-        return value
 
     def compute(self, node: Any) -> None:
         self.one[node] = self.value(node, self.one)

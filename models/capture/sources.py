@@ -69,24 +69,29 @@ def imported_files(libraries: Collection[str]) -> dict[str, str]:
 
 
 def python_module(torch: ModuleType, source: str, folder: Path) -> "nn.Module":
-    file, _, function = source.partition(":")
-    path = folder / file
+    path = folder / source.partition(":")[0]
     sys.modules[path.stem] = user_module = types.ModuleType(path.stem)
     loader = importlib.machinery.SourceFileLoader(path.stem, str(path))
     user_module.__spec__ = importlib.util.spec_from_loader(path.stem, loader)
     user_module.__file__ = str(path)
     with without_arguments(path):
         loader.exec_module(user_module)
-        if not callable(getattr(user_module, function, None)):
-            raise failures.Refused(f"{file} has no function '{function}', which source = {source!r} names")
-        module = getattr(user_module, function)()
-    if not isinstance(module, torch.nn.Module):
-        raise failures.Refused(
-            f"{file}:{function}() must give a torch.nn.Module, it gave {type(module).__name__}"
-        )
+        module = module_of(torch, user_module, source)
     if is_script(module):
-        raise failures.Refused(f"{file}:{function}() gave {SCRIPT}")
+        raise failures.Refused(f"{source}() gave {SCRIPT}")
     return as_built(without_compiler(module))
+
+
+def module_of(torch: ModuleType, imported: ModuleType, source: str) -> "nn.Module":
+    """The module that the function of ``imported`` gives which ``source`` names. Raises Refused."""
+    file, _, function = source.partition(":")
+    build = getattr(imported, function, None)
+    if not callable(build):
+        raise failures.Refused(f"{file} has no function '{function}', which source = {source!r} names")
+    module: Any = build()
+    if not isinstance(module, torch.nn.Module):
+        raise failures.Refused(f"{source}() must give a torch.nn.Module, it gave {type(module).__name__}")
+    return module
 
 
 @contextmanager

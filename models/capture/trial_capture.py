@@ -13,7 +13,6 @@ from .kept_tensors import traced
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.export import ExportedProgram
-    from torch.fx import Node
 
 from .batch_found import Named
 
@@ -82,7 +81,7 @@ def row_bytes(torch: ModuleType, program: "ExportedProgram", given: Iterable["Te
     with, and a size that depends on values counts as 1. Views are not counted: they have no memory of their own.
     """
     sizes, batch = {}, set()
-    for node, tensor in zip(_inputs(program), given, strict=True):
+    for node, tensor in zip(child.inputs_of(program), given, strict=True):
         shape = node.meta["val"].shape
         sizes |= {size.node.expr: known for size, known in zip(shape, tensor.shape, strict=True)
                   if isinstance(size, torch.SymInt)}  # fmt: skip
@@ -90,11 +89,6 @@ def row_bytes(torch: ModuleType, program: "ExportedProgram", given: Iterable["Te
     sizes |= dict.fromkeys(batch, 1)
     grown = (value for value in _values(torch, program) if batch & _symbols(torch, value.shape))
     return max((_bytes(torch, value, sizes) for value in grown), default=0)
-
-
-def _inputs(program: "ExportedProgram") -> list["Node"]:
-    names = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"}
-    return [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
 
 
 def _values(torch: ModuleType, program: "ExportedProgram") -> Iterator["Tensor"]:

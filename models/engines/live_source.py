@@ -224,14 +224,9 @@ class LiveSource:
         return f" ({Path(own[-1].filename).name}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
 
     def _built(self) -> nn.Module:
-        file, _, function = self.source.partition(":")
-        build = getattr(self._imports(self._own_text()).module(self.folder / file), function, None)
-        if not callable(build):
-            raise Refused(f"{file} has no function '{function}', which source = {self.source!r} names")
-        module = build()
-        if not isinstance(module, nn.Module):
-            raise Refused(f"{file}:{function}() must give a torch.nn.Module, it gave {type(module).__name__}")
-        return module
+        file = self.source.partition(":")[0]
+        imported = self._imports(self._own_text()).module(self.folder / file)
+        return sources.module_of(torch, imported, self.source)
 
     def _transformers(self) -> nn.Module:
         module = sources.transformers_module(torch, self.folder / self.source[3:], "sdpa")

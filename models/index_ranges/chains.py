@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from ..program import dimensions_of, look_of
+from ..program import argument, dimensions_of, look_of
 from ..spec.spec import ModelSpec
-from .sites import Site, argument, aten_name, size_along
+from .sites import Site, aten_name, size_along
 from .value_bounds import Bounds
 
 
@@ -213,8 +213,7 @@ def _held(module: GraphModule, node: object) -> Tensor | None:
     """The constant of integers that a node names."""
     if not isinstance(node, Node) or node.op != "get_attr":
         return None
-    owner, _, name = str(node.target).rpartition(".")
-    found = getattr(module.get_submodule(owner), name, None)
+    found = operator.attrgetter(str(node.target))(module)
     if not isinstance(found, Tensor) or found.is_floating_point() or found.is_complex() or not found.numel():
         return None
     return found

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from ..program import look_of
+from ..program import argument, look_of
 
 MASKS = (torch.bool, torch.uint8)  # as an index these choose by truth, not by number
 
@@ -46,14 +46,6 @@ def aten_name(node: Node) -> str:
         return ""
     name = schema.name.removeprefix("aten::")
     return name.removesuffix("_") if schema.is_mutable else name
-
-
-def argument(node: Node, place: int, default: Any = None) -> Any:
-    """An argument by its place in the schema, whether it was given by place or by name."""
-    if place < len(node.args):
-        return node.args[place]
-    declared = node.target._schema.arguments[place]  # type: ignore[union-attr]
-    return node.kwargs.get(declared.name, declared.default_value if default is None else default)
 
 
 def size_along(table: object, axis: int) -> int | str | None:

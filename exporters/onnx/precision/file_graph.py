@@ -13,7 +13,6 @@ from ....models.folder.package import Precision
 from ....models.spec.spec import ModelSpec
 from ...graph.actions import Action, Kept
 from ...graph.backend import NEVER_RUN, Candidate, GraphNode, Observe, computed_from, not_shown
-from ...graph.invented_bounds import PASSES_AT_LEAST, ROOM
 from ...graph.traffic import Cast, Traffic
 from ...inputs.perturbed import perturbed_if_small
 from ...inputs.samples import Samples, executions, few, more_executions
@@ -21,7 +20,7 @@ from ...inputs.synthetic import adversarial
 from ...policy.operations import UNKNOWN, Counted, Operations, Shape
 from ...policy.weights import NUMPY_HALVES, measure
 from ...proof.prove import Answers, Arrays, TieTolerance
-from ...question import Invented, Question
+from ...question import PASSES_AT_LEAST, ROOM, Invented, Question
 from ...ranges.ranges import Profile
 from ...search.ranking import candidates
 from ..reading.graph import FLOAT, HALVES, ForeignProgram, attribute, read_by, walk

@@ -21,10 +21,12 @@ from ..reading.graph import (
     bodies,
     graphs,
     names_in,
+    rename_everywhere,
+    rename_reads,
+    replace_all,
     walk,
 )
 from ..reading.typing import value_types
-from ..reading.widening import rename_reads
 from .dtypes import Dtypes
 
 
@@ -150,25 +152,13 @@ class _Writer:
             if self.dtypes.is_half(value.name):
                 inner[value.name] = self.names.fresh(f"{value.name}__half")
                 self.aliases[inner[value.name]] = self.aliases.pop(value.name, value.name)
-        if not inner:
-            return
-        for part in graphs(graph):
-            for node in part.node:
-                node.input[:] = [inner.get(name, name) for name in node.input]
-                node.output[:] = [inner.get(name, name) for name in node.output]
         for name, renamed in inner.items():
+            rename_everywhere(graph, name, renamed)
             self.dtypes.kinds[renamed] = self.dtypes.kinds[name]
             self.sources[renamed] = name
             if self.aliases[renamed] != name:  # a node reads it in FP32 already: that value is the output
-                self.point(graph, self.aliases[renamed], name)
+                rename_reads(graph, self.aliases[renamed], name)
                 self.aliases[renamed] = name
-
-    def point(self, graph: GraphProto, old: str, new: str) -> None:
-        for part in graphs(graph):
-            for node in part.node:
-                node.input[:] = [new if name == old else name for name in node.input]
-            for value in () if part is graph else part.output:
-                value.name = new if value.name == old else value.name
 
     def define_casts(self, graph: GraphProto) -> None:
         nodes: list[NodeProto] = []
@@ -182,9 +172,7 @@ class _Writer:
             results = list(node.output)
             back = self.cast_back(node) if node.name in self.dtypes.back else []
             nodes += [node, *back, *(cast for name in results for cast in self.cast_of(name))]
-        copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
-        del graph.node[:]
-        graph.node.extend(copies)
+        replace_all(graph.node, nodes)
 
     def cast_of(self, name: str) -> list[NodeProto]:
         alias = self.aliases.get(name)
@@ -242,7 +230,7 @@ def _alike(graph: GraphProto) -> set[str]:
         if key not in first:
             first[key] = node.output[0]
         elif node.output[0] not in outputs:
-            _read_instead(graph, node.output[0], first[key])
+            rename_reads(graph, node.output[0], first[key])
             gone.add(node.name)
     _remove(graph, gone)
     return gone
@@ -264,10 +252,10 @@ def _back_again(graph: GraphProto, half: int, types: Callable[[], Mapping[str, i
         if known.get(source) != half:
             continue
         if result not in ends:
-            _read_instead(graph, result, source)
+            rename_reads(graph, result, source)
         elif source in made and source not in ends:  # its maker gives the output itself
             made[source].output[:] = [result if name == source else name for name in made[source].output]
-            _read_instead(graph, source, result)
+            rename_reads(graph, source, result)
         else:
             node.input[0] = source
             continue
@@ -282,13 +270,6 @@ def _unread(graph: GraphProto) -> set[str]:
     return {node.name for node in graph.node if node.op_type == "Cast" and node.output[0] not in read}
 
 
-def _read_instead(graph: GraphProto, old: str, new: str) -> None:
-    rename_reads(graph, old, new)
-    for part in graphs(graph):
-        for value in part.output if part is not graph else ():
-            value.name = new if value.name == old else value.name
-
-
 def _to(node: NodeProto) -> int:
     to = attribute(node, "to")
     assert isinstance(to, int)
@@ -297,6 +278,4 @@ def _to(node: NodeProto) -> int:
 
 def _remove(graph: GraphProto, names: set[str]) -> None:
     if names:
-        copies = [NodeProto.FromString(n.SerializeToString()) for n in graph.node if n.name not in names]
-        del graph.node[:]
-        graph.node.extend(copies)
+        replace_all(graph.node, [node for node in graph.node if node.name not in names])

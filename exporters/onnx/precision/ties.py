@@ -5,19 +5,17 @@ original's own values at both indices are closer than 4u·S; the rule itself is 
 Outputs may also come from a step (`gate/steps.py`), or be computed from such an index.
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
 from ....models.spec.spec import ModelSpec
-from ...gate.parity import UNIT_ROUNDOFF
-from ...gate.steps import CHOOSES, Made, Rest, See, Steps, near_ties, steps_behind
-from ...gate.ties import Choice, Ties, lines_along
+from ...gate.steps import CHOOSES, Made, Rest, See, near_ties, steps_behind
+from ...gate.ties import Choice, lines_along
 from ...inputs.samples import Samples
 from ...policy.classes import Trait, has
-from ...proof.prove import SEEN_AT_ONCE
 from ...question import TieTolerance
 from ..reading.graph import ONNX, assembled, attribute, read_by
 from ..reading.typing import value_types
@@ -99,18 +97,11 @@ def ties_of(
     model: ModelProto, weights: Arrays, spec: ModelSpec, dtype: str, judging: Samples
 ) -> TieTolerance | None:
     """The tie tolerance of an FP32 original, whose constants are ``weights``; None where no scores can tie."""
-    rows, u = min(spec.max_batch_size, SEEN_AT_ONCE) if spec.batched else 0, UNIT_ROUNDOFF[dtype]
-
-    def asked() -> Iterator[Arrays]:
-        return (arrays for _, arrays in judging.batches(rows))
-
     tied = find_tied(model)
-    steps = FileSteps(model, weights, {one.output for one in tied})
+    names = [one.output for one in tied]
+    steps = FileSteps(model, weights, set(names))
     compared = FileChoices(assembled(model, weights), tied) if tied else None
-    return near_ties(
-        Ties([one.output for one in tied], compared, u, asked) if compared else None,
-        Steps(steps.outputs, steps.run, u, asked) if steps.outputs else None,
-    )
+    return near_ties(names, compared, steps.outputs, steps.run, spec, dtype, judging)
 
 
 _FLOATS = {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16}

@@ -4,6 +4,7 @@ Each such input or output keeps its name, and a Transpose stands between it and 
 `models/capture/child.py` moves the axes of a module.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 from ....models.errors import BadFolder
 from ....models.spec.batch_axis import batch_back, batch_first
 from ....models.spec.spec import ModelSpec, TensorSpec
-from .graph import ForeignProgram, Names, graphs, names_in, walk
+from .graph import ForeignProgram, Names, names_in, rename_everywhere, replace_all, walk
 from .large_files import weights_as_inputs
 
 BATCH_AXIS = "__batch_axis"  # at the end of the name of such a Transpose
@@ -47,8 +48,9 @@ def move_batch_first(graph: GraphProto, spec: ModelSpec, path: Path) -> dict[str
             )
         _move(value, tensor, path)
         found[tensor.name] = values.fresh(f"{tensor.name}__own_layout")
-        _rename(graph, tensor.name, inner := found[tensor.name])
-        _add(graph, _transpose(tensor, inner, nodes.fresh(f"{tensor.name}{BATCH_AXIS}"), is_input), is_input)
+        node = nodes.fresh(f"{tensor.name}{BATCH_AXIS}")
+        order = (batch_back if is_input else batch_first)(range(len(tensor.shape)), tensor.batch_axis)
+        put_between(graph, tensor.name, found[tensor.name], node, order, is_input)
     return found
 
 
@@ -61,37 +63,18 @@ def _move(value: ValueInfoProto, tensor: TensorSpec, path: Path) -> None:
             f"{path}: '{tensor.name}': model.toml says {tensor.as_called().describe_shape()}, the graph has "
             f"[{sizes}] (? is free)"
         )
-    moved = batch_first(list(shape.dim), tensor.batch_axis)
-    copies = [type(dim).FromString(dim.SerializeToString()) for dim in moved]
-    del shape.dim[:]
-    shape.dim.extend(copies)
+    replace_all(shape.dim, batch_first(list(shape.dim), tensor.batch_axis))
 
 
-def _rename(graph: GraphProto, name: str, inner: str) -> None:
-    """The value inside of the graph; names are unique over all bodies (`normalise`)."""
-    for node in walk(graph):
-        for names in (node.input, node.output):
-            names[:] = [inner if each == name else each for each in names]
-    for body in graphs(graph):
-        for value in body.output if body is not graph else ():
-            value.name = inner if value.name == name else value.name
-
-
-def _transpose(tensor: TensorSpec, inner: str, node: str, is_input: bool) -> NodeProto:
-    axes = range(len(tensor.shape))
-    if is_input:
-        order = batch_back(axes, tensor.batch_axis)
-        return helper.make_node("Transpose", [tensor.name], [inner], node, perm=order)
-    return helper.make_node(
-        "Transpose", [inner], [tensor.name], node, perm=batch_first(axes, tensor.batch_axis)
-    )
-
-
-def _add(graph: GraphProto, node: NodeProto, in_front: bool) -> None:
-    if in_front:
-        graph.node.insert(0, node)
-    else:
-        graph.node.append(node)
+def put_between(
+    graph: GraphProto, name: str, inner: str, node: str, order: Sequence[int], is_input: bool
+) -> None:
+    """A Transpose named ``node`` between an input or output and its value inside of the graph, which becomes ``inner``;
+    names are unique over all bodies (`normalise`)."""
+    rename_everywhere(graph, name, inner)
+    read, given = (name, inner) if is_input else (inner, name)
+    move = helper.make_node("Transpose", [read], [given], node, perm=order)
+    graph.node.insert(0 if is_input else len(graph.node), move)
 
 
 _AXES_ARE_AN_INPUT = 13  # since this opset

@@ -25,7 +25,7 @@ from ....models.errors import BadFolder, TooLarge
 from ....models.files.guarded_reading import guarded
 from ....models.files.opened_file import opened_named
 from ....models.order.one_order import count_memory
-from .graph import bodies, walk
+from .graph import bodies, replace_all, walk
 
 MAX_GRAPH_BYTES = 2**31 - 2**20  # of the file itself: protobuf's limit
 MAX_BYTES = 2**34  # with its external data: a conversion has a model in memory six times
@@ -110,9 +110,7 @@ def _drop_repeated_outputs(graph: GraphProto) -> None:
     """An output that stands there twice is one output."""
     once = {value.name: value for value in reversed(graph.output)}
     if len(once) < len(graph.output):
-        kept = [ValueInfoProto.FromString(value.SerializeToString()) for value in reversed(once.values())]
-        del graph.output[:]
-        graph.output.extend(kept)
+        replace_all(graph.output, reversed(once.values()))
 
 
 def _complete_outputs(model: ModelProto) -> None:

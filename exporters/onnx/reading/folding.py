@@ -11,14 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, helper
+from onnx import ModelProto, NodeProto, helper
 
 from ...policy.classes import Trait, has
-from .graph import FLOATING, ONNX, bodies, graphs, walk
+from .graph import FLOATING, ONNX, bodies, graphs, rename_reads, replace_all, walk
 from .one_node import Key, key_of, session
 from .shapes import settle_sizes
 from .typing import value_types
-from .widening import rename_reads
 
 SMALL = 1 << 16  # bytes: constants up to this size are made whatever they are made of
 _ENDLESS = (1 << 31) - 1  # as exporters write the end of an axis
@@ -107,7 +106,7 @@ class _Folding:
             gone = [node for node in graph.node if declared.isdisjoint(node.output) and self.folds(node)]
             if gone:
                 names = {node.name for node in gone}
-                _put(graph, [node for node in graph.node if node.name not in names])
+                replace_all(graph.node, [node for node in graph.node if node.name not in names])
 
     def folds(self, node: NodeProto) -> bool:
         """Compute a node of constants; True where its outputs are constants now and the node can be removed."""
@@ -156,9 +155,3 @@ class _Folding:
         """Let all readers of ``name`` read ``constant``."""
         rename_reads(self.model.graph, name, constant)
         self.readers[constant] += self.readers.pop(name, 0) - 1
-
-
-def _put(graph: GraphProto, nodes: list[NodeProto]) -> None:
-    copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(copies)

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx
@@ -81,6 +82,28 @@ def walk(graph: GraphProto | FunctionProto) -> Iterator[NodeProto]:
         yield node
 
 
+def rename_reads(graph: GraphProto, old: str, new: str) -> None:
+    """Let all nodes of a graph and its bodies read ``new`` in place of ``old``, and the bodies give it."""
+    for node in walk(graph):
+        node.input[:] = [new if name == old else name for name in node.input]
+        for value in (value for body in bodies(node).values() for value in body.output):
+            value.name = new if value.name == old else value.name
+
+
+def rename_everywhere(graph: GraphProto, old: str, new: str) -> None:
+    """Rename a value; declared inputs and outputs of the graph itself keep their names."""
+    rename_reads(graph, old, new)
+    for node in walk(graph):
+        node.output[:] = [new if name == old else name for name in node.output]
+
+
+def replace_all(field: Any, values: Iterable[Any]) -> None:
+    """Replace what a repeated field of a protobuf message holds by copies of ``values``, which may be of this field."""
+    copies = [type(value).FromString(value.SerializeToString()) for value in values]
+    del field[:]
+    field.extend(copies)
+
+
 def small_constants(graph: GraphProto, types: Collection[int]) -> dict[str, np.ndarray]:
     """The graph's initialisers and Constant nodes of these element types that have at most one axis, by name."""
     values = [(tensor.name, tensor) for tensor in graph.initializer]
@@ -150,6 +173,11 @@ def assembled(
 
 def to_proto(name: str, array: np.ndarray) -> TensorProto:
     return numpy_helper.from_array(np.asarray(array), name)
+
+
+def element_type_of(text: str) -> int:
+    """The element type in ONNX Runtime's words, such as ``tensor(float)``; 0 where they name no tensor."""
+    return dict(TensorProto.DataType.items()).get(text.removeprefix("tensor(").removesuffix(")").upper(), 0)
 
 
 def element_type(array: np.ndarray) -> int:

@@ -36,6 +36,7 @@ from .graph import (
     graphs,
     names_in,
     opset_of,
+    replace_all,
     small_constants,
     walk,
 )
@@ -288,9 +289,8 @@ def count_from_the_corner(converted: ModelProto) -> None:
     for node in walk(converted.graph):
         if node.op_type == "Resize" and node.domain in ONNX:
             old = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": _rounding(node, scales)}
-            kept = [entry for entry in node.attribute if entry.name not in old]
-            del node.attribute[:]
-            node.attribute.extend([*kept, *(helper.make_attribute(key, old[key]) for key in old)])
+            kept = (entry for entry in node.attribute if entry.name not in old)
+            replace_all(node.attribute, [*kept, *(helper.make_attribute(key, old[key]) for key in old)])
 
 
 def _rounding(node: NodeProto, scales: Mapping[str, np.ndarray]) -> str:

@@ -20,23 +20,9 @@ from onnxruntime.capi import onnxruntime_pybind11_state as runtime  # type: igno
 
 from ...policy.classes import Rule, Trait, class_of, has
 from ...proof.threads import threads_now
-from .graph import ONNX, schema_of
+from .graph import ONNX, element_type_of, schema_of
 
 PROVIDERS = ("CPUExecutionProvider",)
-_ORT_TYPES = {
-    "float": TensorProto.FLOAT,
-    "float16": TensorProto.FLOAT16,
-    "bfloat16": TensorProto.BFLOAT16,
-    "double": TensorProto.DOUBLE,
-    "bool": TensorProto.BOOL,
-    "string": TensorProto.STRING,
-    **{
-        f"{sign}int{bits}": getattr(TensorProto, f"{sign.upper()}INT{bits}")
-        for sign in ("", "u")
-        for bits in (8, 16, 32, 64)
-    },
-}
-
 _FP8 = {type_ for name, type_ in TensorProto.DataType.items() if name.startswith("FLOAT8")}
 _EIGHT_BITS: dict[int, int] = {
     getattr(TensorProto, f"{sign}INT{bits}"): getattr(TensorProto, f"{sign}INT8")
@@ -159,7 +145,7 @@ def output_types(key: Key) -> tuple[int, ...]:
             f"'{node.domain}.{node.op_type}' is an op that neither ONNX nor this ONNX Runtime knows: {reason}"
         )
     found = iter(session(key).get_outputs())
-    return tuple(_parsed(next(found).type) if name else 0 for name in node.output)
+    return tuple(element_type_of(next(found).type) if name else 0 for name in node.output)
 
 
 def _inferred(node: NodeProto, key: Key, schema: object) -> tuple[int, ...]:
@@ -171,12 +157,6 @@ def _inferred(node: NodeProto, key: Key, schema: object) -> tuple[int, ...]:
 
 def _tensor(element: int) -> TypeProto:
     return helper.make_tensor_type_proto(element, None)
-
-
-def _parsed(text: str) -> int:
-    return (
-        _ORT_TYPES.get(text.removeprefix("tensor(").removesuffix(")"), 0) if text.startswith("tensor(") else 0
-    )
 
 
 FUSED = "com.microsoft"

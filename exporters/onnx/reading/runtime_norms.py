@@ -13,7 +13,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from onnx.version_converter import convert_version
 
 from ....models.errors import BadFolder
-from .graph import ONNX, Names, attribute, graphs, names_in, opset_of, walk
+from .graph import ONNX, Names, attribute, graphs, names_in, opset_of, replace_all, walk
 
 SINCE = 17  # the first opset of ONNX with a LayerNormalization
 _APART = "halfeven.later"  # the domain of what the conversion of opsets is to leave alone
@@ -46,9 +46,7 @@ def as_onnx_has_them(model: ModelProto) -> ModelProto:
     for node in walk(model.graph):
         if node.domain == _APART:
             node.domain = ""
-    kept = [entry for entry in model.opset_import if entry.domain != _APART]
-    del model.opset_import[:]
-    model.opset_import.extend(kept)
+    replace_all(model.opset_import, [entry for entry in model.opset_import if entry.domain != _APART])
     return model
 
 
@@ -65,10 +63,9 @@ def _write_out(graph: GraphProto, names: Names, opset: int) -> None:
             return _GroupNorm(node, graph, names, opset).nodes()
         return (node,)
 
-    nodes = [NodeProto.FromString(each.SerializeToString()) for node in graph.node for each in written(node)]
+    nodes = [each for node in graph.node for each in written(node)]
     if len(nodes) > len(graph.node):
-        del graph.node[:]
-        graph.node.extend(nodes)
+        replace_all(graph.node, nodes)
 
 
 def _is_root_mean_square(node: NodeProto) -> bool:

@@ -11,8 +11,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorShapeProto, helper
 
-from .graph import Names, attribute, drop_unread, names_in, to_proto
-from .widening import rename_reads
+from .graph import Names, attribute, drop_unread, names_in, rename_reads, to_proto
 
 _SHOWN = 1 << 12  # bytes: constants up to this size may be sizes themselves
 Sizes = Sequence[int | None]

@@ -11,6 +11,7 @@ from ....models.spec.batch_axis import batch_back
 from ....models.spec.datatypes import DATATYPES, name_of
 from ....models.spec.filled_lengths import settled
 from ....models.spec.spec import Dim, ModelSpec, TensorSpec
+from .graph import replace_all
 
 
 def hold(model: ModelProto, spec: ModelSpec, path: Path) -> tuple[ModelSpec, list[str]]:
@@ -65,9 +66,7 @@ def _order(path: Path, what: str, values, tensors: Sequence[TensorSpec]) -> None
                 + [f"{what} '{name}' is not in model.toml" for name in more]
             )
         )
-    copies = [ValueInfoProto.FromString(has[name].SerializeToString()) for name in wanted]
-    del values[:]
-    values.extend(copies)
+    replace_all(values, [has[name] for name in wanted])
 
 
 def _check(path: Path, what: str, value: ValueInfoProto, tensor: TensorSpec) -> None:

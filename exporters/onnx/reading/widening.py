@@ -5,7 +5,18 @@ from collections.abc import Mapping
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
-from .graph import FLOAT, HALVES, Names, attribute, graphs, names_in, walk
+from .graph import (
+    FLOAT,
+    HALVES,
+    Names,
+    attribute,
+    graphs,
+    names_in,
+    rename_everywhere,
+    rename_reads,
+    replace_all,
+    walk,
+)
 from .typing import value_types
 
 _HALF = frozenset(HALVES.values())
@@ -111,20 +122,5 @@ def cast_at_the_boundary(model: ModelProto) -> set[str]:
             rename_everywhere(model.graph, value.name, wide)
             name = taken.fresh(f"{value.name}.cast")
             model.graph.node.append(helper.make_node("Cast", [wide], [value.name], name=name, to=type_))
-    nodes = before + [NodeProto.FromString(node.SerializeToString()) for node in model.graph.node]
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
+    replace_all(model.graph.node, [*before, *model.graph.node])
     return down
-
-
-def rename_reads(graph: GraphProto, old: str, new: str) -> None:
-    """Let all nodes of a graph and its bodies read ``new`` in place of ``old``."""
-    for node in walk(graph):
-        node.input[:] = [new if name == old else name for name in node.input]
-
-
-def rename_everywhere(graph: GraphProto, old: str, new: str) -> None:
-    """Rename a value; declared outputs of graphs keep their names."""
-    rename_reads(graph, old, new)
-    for node in walk(graph):
-        node.output[:] = [new if name == old else name for name in node.output]

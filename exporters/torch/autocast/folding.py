@@ -1,6 +1,7 @@
 """Work on weights that is done once, at conversion, instead of at every request."""
 
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ def fold_casts(module: GraphModule, uses: Mapping[str, set[torch.dtype]], half: 
     for name, dtypes in uses.items():
         if half not in dtypes:
             continue
-        weight = attribute(module, name)
+        weight = attrgetter(name)(module)
         tensor = _rounded(weight.detach(), half, rounded)
         tensor = in_range(weight.detach(), tensor) if name in guards else tensor
         if dtypes == {half}:
@@ -86,13 +87,6 @@ def _is_dense(tensor: Tensor) -> bool:
     return tensor.permute(axes).is_contiguous()
 
 
-def attribute(module: nn.Module, path: str) -> Any:
-    value: Any = module
-    for part in path.split("."):
-        value = getattr(value, part)
-    return value
-
-
 def drop_unread(module: GraphModule) -> None:
     """Remove weights that no node reads."""
     for node in list(module.graph.nodes):
@@ -123,7 +117,7 @@ def _is_constant(node: Node) -> bool:
 
 def _evaluate(module: GraphModule, node: Node) -> Any:
     def weight(parent: Node) -> Any:
-        return attribute(module, str(parent.target))
+        return attrgetter(str(parent.target))(module)
 
     with torch.no_grad():
         return node.target(*map_arg(node.args, weight), **map_arg(node.kwargs, weight))  # type: ignore[operator]

@@ -5,6 +5,7 @@ A weight over budget (`exporters/policy/weights.py`) is read in FP32 by every no
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from ...graph.actions import Action, Kept
 from ...policy.classes import Trait, has
 from ...policy.weights import IN_RANGE, NUMPY_HALVES, Entry, measure
 from .dtypes import Dtypes, Typing, numbers, readers
-from .folding import attribute, fold_constants
+from .folding import fold_constants
 from .plan import PrecisionPlan, foldable, op_name
 
 
@@ -69,7 +70,7 @@ def _read_in_half(
 ) -> Iterator[tuple[str, Entry]]:
     """Each node that reads a constant in half, with the constant's entry. ``graph``: the module, folded."""
     for node in graph.graph.nodes:
-        weight = attribute(graph, str(node.target)) if node.op == "get_attr" else None
+        weight = attrgetter(str(node.target))(graph) if node.op == "get_attr" else None
         if isinstance(weight, Tensor) and weight.dtype == torch.float32:
             promoted = weight.ndim == 0  # read in the dtype of the other operands
             read = [
@@ -94,7 +95,7 @@ def _taken(module: GraphModule, graph: GraphModule, half: str) -> dict[Node, Ent
     found, largest = dict[Node, Entry](), float(finfo(NUMPY_HALVES[half]).max)
     for node in graph.graph.nodes:
         read, name = node.all_input_nodes, op_name(node) if isinstance(node.target, OpOverload) else ""
-        weight = attribute(graph, str(read[0].target)) if read and read[0].op == "get_attr" else None
+        weight = attrgetter(str(read[0].target))(graph) if read and read[0].op == "get_attr" else None
         if isinstance(weight, Tensor) and weight.dtype == torch.float32 and has(name, Trait.COPIES):
             is_larger = weight.numel() > 0 and float(weight.abs().max()) > largest
             tables = (

@@ -9,6 +9,7 @@ folded into the weights, and no tensor is cast twice.
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ from .dtypes import (
     unpacked,
     with_dtype,
 )
-from .folding import attribute, fold_casts, fold_constants, half_copy
+from .folding import fold_casts, fold_constants, half_copy
 from .plan import PrecisionPlan, foldable
 
 CASTS = (torch.ops.aten.to.dtype, torch.ops.aten._to_copy.default)
@@ -86,7 +87,7 @@ def weight_reads(module: GraphModule, dtypes: Dtypes) -> dict[str, set[torch.dty
     """Weight → the dtypes in which it is read, by control-flow bodies too."""
     found: dict[str, set[torch.dtype]] = {}
     for node in module.graph.nodes:
-        if node.op == "get_attr" and isinstance(attribute(module, str(node.target)), Tensor):
+        if node.op == "get_attr" and isinstance(attrgetter(str(node.target))(module), Tensor):
             found.setdefault(str(node.target), set()).update(read_in(node, "", dtypes))
     return found
 

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from torch.fx.node import map_arg
 
 from ....models.program import walk
 from ...policy.classes import Rule, Trait, has
-from .folding import attribute
 from .policy import OpLists
 
 Work = Callable[[Any, Any], Any]  # (args, kwargs) → the node's result
@@ -70,7 +70,7 @@ def put_in_place(node: Node, inner: GraphModule, owner: GraphModule) -> list[Nod
                 made[one] = next(sources)
             elif one.op == "get_attr":
                 name = f"{node.name}_{one.name}"
-                owner.register_buffer(name, attribute(inner, str(one.target)))
+                owner.register_buffer(name, attrgetter(str(one.target))(inner))
                 made[one] = node.graph.get_attr(name)
             elif one.op == "call_function":
                 made[one] = _copied(one, node, made)
@@ -83,7 +83,7 @@ def _value(node: Node, owner: GraphModule, mode: FakeTensorMode) -> Any:
     """The node's result as a fake tensor or a symbolic size."""
     if (value := node.meta.get("val")) is not None:
         return value
-    if node.op == "get_attr" and isinstance(weight := attribute(owner, str(node.target)), Tensor):
+    if node.op == "get_attr" and isinstance(weight := attrgetter(str(node.target))(owner), Tensor):
         return mode.from_tensor(weight.detach(), static_shapes=True)
     return None
 

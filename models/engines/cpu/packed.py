@@ -10,6 +10,7 @@ makes 0 of NaN, and an answer that is not finite must be seen to be rescued or r
 
 from collections import Counter
 from collections.abc import Callable, Collection
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from ...machine.processor import this_processor
-from ...program import dimensions_of, look_of
+from ...program import argument, dimensions_of, look_of
 from .setup import PACKED, PACKED_CONVOLUTIONS, PACKED_PRODUCTS
 
 _aten = torch.ops.aten
@@ -30,7 +31,7 @@ def packable(module: GraphModule) -> set[str]:
     """The passes of `PACKED` that would change something of this program, by the processor this runs on."""
     if not this_processor().onednn:
         return set()
-    return {_PASSES[node.target] for node, _ in _candidates(module) if _is_worth_it(module, node)}
+    return {_PACKS[node.target][1] for node, _ in _candidates(module) if _is_worth_it(module, node)}
 
 
 def pack_weights(module: GraphModule, passes: Collection[str] = PACKED) -> None:
@@ -42,8 +43,9 @@ def pack_weights(module: GraphModule, passes: Collection[str] = PACKED) -> None:
     if not this_processor().onednn:
         return
     for node, weight in _candidates(module):
-        if _PASSES[node.target] in passes and _is_worth_it(module, node):
-            _PACKS[node.target][1](module, node, weight)
+        _, name, pack = _PACKS[node.target]
+        if name in passes and _is_worth_it(module, node):
+            pack(module, node, weight)
     module.graph.lint()
     module.recompile()
 
@@ -68,8 +70,8 @@ def _candidates(module: GraphModule) -> list[tuple[Node, Tensor]]:
 def _is_worth_it(module: GraphModule, node: Node) -> bool:
     """True if the shapes are those that a packed kernel takes, and the weight is not so small that torch's call costs
     less than oneDNN's."""
-    place = _PACKS[node.target][0]
-    if _PASSES[node.target] == PACKED_CONVOLUTIONS:
+    place, name, _ = _PACKS[node.target]
+    if name == PACKED_CONVOLUTIONS:
         return dimensions_of(node.args[0]) == 4
     if node.target is _aten.addmm.default and (
         node.kwargs or len(node.args) != 3 or dimensions_of(node.args[0]) != 1
@@ -117,34 +119,21 @@ def _pack_convolution(module: GraphModule, node: Node, kernel: Tensor) -> None:
         moved = bias if shift is None else _constant(module, weight, shift)
         return _constant(module, weight, packed), moved
 
+    pointwise, read = torch.ops.mkldnn._convolution_pointwise.default, (image,)
     total, other = _sum_behind(last)
     if total is not None and other is not None:
-        _replace(
-            module,
-            total,
-            torch.ops.mkldnn._convolution_pointwise.binary,
-            lambda: (image, other, *operands(), *geometry, "add", 1.0, None, [], None),
-        )
-        return
-    last, activation = _activation_behind(last)
-    _replace(
-        module,
-        last,
-        torch.ops.mkldnn._convolution_pointwise.default,
-        lambda: (image, *operands(), *geometry, *activation),
-    )
+        pointwise, read = torch.ops.mkldnn._convolution_pointwise.binary, (image, other)
+        last, after = total, ("add", 1.0, None, [], None)
+    else:
+        last, after = _activation_behind(last)
+    _replace(module, last, pointwise, lambda: (*read, *operands(), *geometry, *after))
 
 
-# The op, where its weight stands among its arguments, and what packs it.
-_PACKS: dict[Any, tuple[int, Callable[[GraphModule, Node, Tensor], None]]] = {
-    _aten.linear.default: (1, _pack_linear),
-    _aten.addmm.default: (2, _pack_addmm),
-    _aten.conv2d.default: (1, _pack_convolution),
-}
-_PASSES: dict[Any, str] = {
-    _aten.linear.default: PACKED_PRODUCTS,
-    _aten.addmm.default: PACKED_PRODUCTS,
-    _aten.conv2d.default: PACKED_CONVOLUTIONS,
+# The op, where its weight stands among its arguments, the pass that packs it, and what does so.
+_PACKS: dict[Any, tuple[int, str, Callable[[GraphModule, Node, Tensor], None]]] = {
+    _aten.linear.default: (1, PACKED_PRODUCTS, _pack_linear),
+    _aten.addmm.default: (2, PACKED_PRODUCTS, _pack_addmm),
+    _aten.conv2d.default: (1, PACKED_CONVOLUTIONS, _pack_convolution),
 }
 
 
@@ -237,8 +226,7 @@ def _address(tensor: Tensor) -> tuple[int, int]:
 def _tensor(module: GraphModule, node: object) -> Tensor | None:
     if not isinstance(node, Node) or node.op != "get_attr":
         return None
-    owner, _, name = str(node.target).rpartition(".")
-    found = getattr(module.get_submodule(owner), name, None)
+    found = attrgetter(str(node.target))(module)
     return found.detach() if isinstance(found, Tensor) else None
 
 
@@ -253,12 +241,7 @@ def _only_reader(node: Node) -> Node | None:
 
 def _arguments(node: Node, count: int) -> list[Any]:
     """Positional arguments, by name where they were given so, and their defaults."""
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
-    given = list(node.args)
-    return [
-        given[index] if index < len(given) else node.kwargs.get(one.name, one.default_value)
-        for index, one in enumerate(schema[:count])
-    ]
+    return [argument(node, place) for place in range(count)]
 
 
 def _pair(value: Any, default: int) -> list[int]:

@@ -94,7 +94,7 @@ class _Writing:
         self.graph.lint()
 
     def _take_weights(self, module: GraphModule, nodes: list[Node]) -> None:
-        found = [_attribute(module, str(node.target)) for node in nodes]
+        found = [operator.attrgetter(str(node.target))(module) for node in nodes]
         self.weights = [tensor.detach() for tensor in found if isinstance(tensor, Tensor)]
         if len(self.weights) != len(nodes):  # the body of a condition or a loop
             raise _NotStraight
@@ -196,8 +196,3 @@ def _for_a_number(target: Any) -> Any:
     if target._overloadname != "Tensor" or "Scalar" not in overloads.overloads():
         raise _NotStraight
     return overloads.Scalar._schema
-
-
-def _attribute(module: GraphModule, path: str) -> object:
-    owner, _, name = path.rpartition(".")
-    return getattr(module.get_submodule(owner), name)

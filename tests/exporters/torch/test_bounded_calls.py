@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from halfeven.exporters.graph.invented_bounds import ELEMENTS_AT_LEAST, PASSES_AT_LEAST
 from halfeven.exporters.inputs.samples import Samples
+from halfeven.exporters.question import ELEMENTS_AT_LEAST, PASSES_AT_LEAST
 from halfeven.exporters.torch.bounded_calls import Bounds, bounds_of, within
 from halfeven.models.errors import NotRun
 from halfeven.models.program import runnable
