@@ -32,3 +32,13 @@ def crafted(saved: Path, path: Path, member: str, change: Change) -> Path:
     change(document)
     path.write_bytes(archive_of({**members, member: json.dumps(document).encode()}))
     return path
+
+
+class Touches:
+    """An object that makes a file when it is unpickled without a guard."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.file,)

@@ -17,7 +17,7 @@ from halfeven.models.program import runnable
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
-from tests.models.archive.crafting import MODEL, WEIGHTS, archive_of, contents, crafted
+from tests.models.archive.crafting import MODEL, WEIGHTS, Touches, archive_of, contents, crafted
 
 
 class Net(nn.Module):
@@ -74,16 +74,6 @@ def refused(path: Path, canary: Path, *words: str) -> None:
 
 def writes(canary: Path) -> str:
     return f"__import__('pathlib').Path('{canary}').touch()"
-
-
-class Touch:
-    """A pickle that writes the canary when it is opened."""
-
-    def __init__(self, canary: Path) -> None:
-        self.canary = canary
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.canary,)
 
 
 def test_a_program_with_its_weights_answers_the_same_after_loading(
@@ -151,7 +141,7 @@ def test_an_archive_of_ours_has_no_pickle_in_it(saved: Path) -> None:
 def test_a_pickled_member_is_refused(saved: Path, tmp_path: Path, canary: Path) -> None:
     for member in ("archive/data/sample_inputs/model.pt", "archive/data/weights/model.pt"):
         path = tmp_path / "crafted.pt2"
-        path.write_bytes(archive_of({**contents(saved), member: pickle.dumps(Touch(canary))}))
+        path.write_bytes(archive_of({**contents(saved), member: pickle.dumps(Touches(canary))}))
         refused(path, canary, member)
 
 
@@ -160,7 +150,7 @@ def test_a_pickled_weight_is_refused(saved: Path, tmp_path: Path, canary: Path) 
         document["config"]["offset"].update(use_pickle=True, path_name="weight_99")
 
     buffer = io.BytesIO()
-    torch.save(Touch(canary), buffer)
+    torch.save(Touches(canary), buffer)
     path = crafted(saved, tmp_path / "crafted.pt2", WEIGHTS, pickled)
     with zipfile.ZipFile(path, "a") as target:
         target.writestr("archive/data/weights/weight_99", buffer.getvalue())

@@ -6,7 +6,6 @@ import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,19 +16,9 @@ from halfeven.models.archive.plain_zip import NotPlain, PlainZip
 from halfeven.models.errors import DamagedFile
 from torch import nn
 
-from tests.models.archive.crafting import archive_of, contents
+from tests.models.archive.crafting import Touches, archive_of, contents
 
 END = 22  # bytes of the record that ends a zip archive
-
-
-class Touch:
-    """A pickle that writes a file when it is opened."""
-
-    def __init__(self, canary: Path) -> None:
-        self.canary = canary
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.canary,)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +32,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def harmful(saved: Path, canary: Path) -> bytes:
     """The archive with sample inputs that write the canary when torch unpickles them."""
     pickled = io.BytesIO()
-    torch.save(Touch(canary), pickled)
+    torch.save(Touches(canary), pickled)
     members = contents(saved)
     (sample_inputs,) = (name for name in members if "/sample_inputs/" in name)
     return archive_of({**members, sample_inputs: pickled.getvalue()})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from halfeven.models.capture import agreement, child, describing, failures, sources
-from halfeven.models.capture.child import Flat, Refused
+from halfeven.models.capture.child import Flat
 from torch import Tensor, nn
 
 ONE = {"inputs": [{"name": "x"}], "outputs": ["y"]}
@@ -88,19 +88,6 @@ def test_a_forward_that_writes_into_its_input_is_captured_and_leaves_the_callers
     assert torch.equal(given, x)
     facts = agreement.check(torch, flat, program, [given], request)
     assert facts["max_batch_size"] == 8
-
-
-@pytest.mark.slow
-def test_a_compiled_module_is_the_module_that_was_compiled() -> None:
-    module = nn.Linear(4, 3)
-    assert sources.without_compiler(torch.compile(module)) is module
-
-
-def test_a_torchscript_part_of_a_module_is_named() -> None:
-    module = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 3)))
-    with pytest.raises(Refused, match="the module's part '1' is a TorchScript module"):
-        sources.refuse_scripts(module)
-    sources.refuse_scripts(module[0])
 
 
 def test_code_that_parses_a_command_line_on_import_finds_an_empty_one(

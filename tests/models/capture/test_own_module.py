@@ -135,7 +135,8 @@ def test_a_node_that_draws_random_numbers_is_named_with_its_line(
     draw: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
 ) -> None:
     samples = {"x": np.random.uniform(0.2, 0.8, (6, 64)).astype(np.float32)}
-    with pytest.raises(CaptureFailed, match=r"random numbers are drawn by node '.+' at .*test_own_module.py"):
+    words = r"random numbers are drawn by node '.+' at .*test_own_module.py:.*: make what is drawn an input, or draw"
+    with pytest.raises(CaptureFailed, match=words):
         captured(Noisy(draw), tmp_path, samples)
 
 
@@ -153,11 +154,16 @@ def test_what_is_computed_in_double_beside_fp32_weights_is_named(net: nn.Module,
         captured(Doubling(), tmp_path, drawn(8, 4, 5) if isinstance(net, nn.Conv1d) else drawn(8, 4))
 
 
-def test_a_script_is_refused_by_its_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("around", "words"), [(nn.Module.eval, "it is a"), (nn.Sequential, "the module's part '0' is a")]
+)
+def test_a_script_is_refused_by_its_name(
+    around: Callable[[nn.Module], nn.Module], words: str, tmp_path: Path
+) -> None:
     script = torch.jit.trace(nn.Linear(4, 3), torch.ones(1, 4))
     assert isinstance(script, nn.Module)
-    with pytest.raises(CaptureFailed, match="it is a TorchScript module") as refused:
-        captured(script, tmp_path, drawn(6, 4))
+    with pytest.raises(CaptureFailed, match=f"{words} TorchScript module") as refused:
+        captured(around(script), tmp_path, drawn(6, 4))
     assert "Traceback" not in str(refused.value)
 
 

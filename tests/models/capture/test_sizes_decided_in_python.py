@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from halfeven.models.folder.package import read_folder
 from torch import Tensor, nn
 
 from tests.model_folders import samples_of, tensor, write_folder
+from tests.slow import drawn
 
 SEEN = 6
 SHAPES: dict[str, Any] = {
@@ -28,6 +30,8 @@ FIXED: dict[str, Callable[[Tensor], Tensor]] = {
     "a part for every four": lambda h: sum(part.mean(1, keepdim=True) for part in h.split(4, 1)) + h,
     "half as many again": lambda h: nn.functional.interpolate(h.mT, size=int(h.shape[1] * 1.5)).mT,
 }
+DECIDING = FREE | FIXED
+CASES = [*product(DECIDING, ["module"]), *product(drawn(3, [*DECIDING]), ["program"])]
 
 
 class Deciding(nn.Module):
@@ -52,12 +56,11 @@ def captured(path: Path, module: nn.Module, source: str) -> Captured:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", ["module", "program"])
-@pytest.mark.parametrize("name", [*FREE, *FIXED])
+@pytest.mark.parametrize(("name", "source"), CASES)
 def test_a_size_is_free_where_the_program_answers_as_what_it_was_made_from(
     name: str, source: str, tmp_path: Path
 ) -> None:
-    found = captured(tmp_path / "net", Deciding((FREE | FIXED)[name]), source)
+    found = captured(tmp_path / "net", Deciding(DECIDING[name]), source)
     size = found.spec.inputs[0].shape[1]
     if name in FIXED:
         assert size.fixed and size.minimum == SEEN, found.spec.inputs[0]
@@ -76,7 +79,7 @@ def test_a_model_that_is_not_batched_has_the_axis_without_the_samples(name: str,
         "outputs": [tensor("y", "FP32", [-1, 1, 3])],
     }
     folder = write_folder(tmp_path / "net", "", max_batch_size=0, **shapes)
-    module = Deciding(lambda h: (FREE | FIXED)[name](h.transpose(0, 1)).transpose(0, 1)).eval()
+    module = Deciding(lambda h: DECIDING[name](h.transpose(0, 1)).transpose(0, 1)).eval()
     found = capture(replace(read_folder(folder), module=module), samples_of({"x": [SEEN, 1, 4]}, 8))
     size = found.spec.inputs[0].shape[0]
     assert size.fixed == (name in FIXED) and size.admits(SEEN), found.notes
