@@ -7,18 +7,22 @@ from pathlib import Path
 from halfeven.exporters.gate.parity import judge
 from halfeven.exporters.gate.verdict import ParityReport
 from halfeven.exporters.inputs.samples import Samples
+from halfeven.exporters.onnx.forms import foreign_subject
 from halfeven.exporters.plan.aims import SHARES
 from halfeven.exporters.plan.counterexamples import excess
+from halfeven.exporters.proof.maker import Maker
 from halfeven.exporters.proof.prove import ReferenceRun, judged, take, tried
 from halfeven.exporters.proof.subject import Subject
 from halfeven.exporters.torch.forms import ProgramForms
+from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.exporters.torch.program_answers import ties_of
 from halfeven.models.engines.true_fp32 import use_true_fp32
-from halfeven.models.folder.package import Precision
+from halfeven.models.folder.package import ModelFolder, Precision
 from halfeven.models.program import runnable
 
 from tests.corpus import captured, fresh
 from tests.few_unseen import unseen_samples
+from tests.programs import Original
 
 MAX_KEPT = 10
 DRAWS, DRAWN = 16, 32  # rows of a draw: as many as a folder without samples is planned and judged on
@@ -48,13 +52,24 @@ def samples_of(name: str, rows: int, seed: int) -> Samples:
     return Samples({key: tensor.numpy() for key, tensor in fresh(name, rows, seed).items()})
 
 
+def as_subject(model: Original, samples: Samples, level: str = "O1") -> Subject:
+    """The subject of a conversion to the torch form alone."""
+    return Subject(model.program, model.spec, samples, Precision(level), ("torch",), Path(), {})
+
+
+def as_file(subject: Subject, folder: Path, search: bool = False) -> tuple[Subject, Maker]:
+    """The subject's model as an ONNX file."""
+    write_onnx(subject.exported, subject.spec, folder / "original.onnx", {})
+    asked = ModelFolder(folder, "original.onnx", (), None, None, subject.spec, subject.precision)
+    return foreign_subject(asked, subject.samples, {}, search, lambda _: None)
+
+
 @cache
 def converted(name: str, level: str = "O1") -> Converted:
     """The conversion of a model up to the verdict on the torch form, as `road.travel` does it; nothing is written."""
     use_true_fp32()
     model, samples = captured(name), samples_of(name, 32, seed=1)
-    subject = Subject(model.program, model.spec, samples, Precision(level), ("torch",), Path(), {})
-    maker = ProgramForms(subject)
+    maker = ProgramForms(as_subject(model, samples, level))
     planning, judging = samples.split()
     reference_run = maker.reference_run(judging)
     report = None

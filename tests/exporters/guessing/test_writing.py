@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from halfeven.exporters.guessing.bare import folder_at
 from halfeven.models.store.store import Store
 from halfeven.models.zoo import hf_bert
 from safetensors.numpy import load_file, save_file
@@ -158,31 +159,20 @@ def test_an_exported_program_says_its_sizes_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_transformers_folder_is_written_into(tmp_path: Path) -> None:
+def test_a_transformers_folder_is_written_into_and_takes_the_inputs_that_samples_name(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     for name in ("config.json", "model.safetensors"):
         shutil.copy(Path(hf_bert.__file__).parent / name, tmp_path / name)
+    ids = np.random.default_rng().integers(0, 30, (16, 9))
+    np.savez(tmp_path / "inputs.npz", input_ids=ids, token_type_ids=ids % 2)
+    named = folder_at(tmp_path, tmp_path / "inputs.npz").spec.inputs
+    assert [tensor.name for tensor in named] == ["input_ids", "token_type_ids"]
     code, _, said = run("init", tmp_path)
     assert code == 0, said
     found = written(tmp_path)
     assert [t["name"] for t in found["inputs"]] == ["input_ids", "attention_mask"]
     assert found["outputs"] == [{"name": "logits", "datatype": "FP32", "shape": [-1, 4], "kind": "logits"}]
     assert (tmp_path / "model.toml").read_text().count(CONFIRM) == 3
-    converts(tmp_path, tmp_path / "store")
-
-
-@pytest.mark.slow
-def test_a_transformers_folder_takes_the_inputs_that_its_samples_name(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    for name in ("config.json", "model.safetensors"):
-        shutil.copy(Path(hf_bert.__file__).parent / name, tmp_path / name)
-    ids = np.random.default_rng().integers(0, 30, (16, 9))
-    np.savez(tmp_path / "inputs.npz", input_ids=ids, token_type_ids=ids % 2)
-    words = ("--samples", tmp_path / "inputs.npz", "--store", tmp_path / "store", "--form", "torch")
-    code, facts, said = run("convert", tmp_path, *words)
-    assert code == 0 and facts["forms"]["torch"]["half_nodes"], said
-    spec = Store(tmp_path / "store").version(facts["model"], facts["version"]).spec()
-    assert [tensor.name for tensor in spec.inputs] == ["input_ids", "token_type_ids"]
 
 
 @pytest.mark.slow

@@ -9,11 +9,10 @@ import torch
 from halfeven.exporters.graph.actions import Kept
 from halfeven.exporters.graph.backend import NEVER_RUN
 from halfeven.exporters.inputs.samples import Samples
-from halfeven.exporters.proof.subject import Subject
 from halfeven.exporters.torch.program_graph import program_graph
-from halfeven.models.folder.package import Precision
 from torch import Tensor, nn
 
+from tests.conversions import as_subject
 from tests.exporters.onnx.onnx_files import convert, parsed
 from tests.programs import original
 
@@ -59,7 +58,7 @@ def kept_in_file(folder: Path, name: str, numbers: np.ndarray) -> list[Kept]:
 def kept_in_program(net: Callable[[], nn.Module], numbers: np.ndarray) -> list[Kept]:
     model = original(net(), {"x": torch.from_numpy(numbers)}, max_batch_size=8)
     samples = Samples({"x": numbers})
-    subject = Subject(model.program, model.spec, samples, Precision("O1"), ("torch",), Path(), {})
+    subject = as_subject(model, samples)
     return [one for one in program_graph(subject, samples, model.example).kept if one.reason == NEVER_RUN]
 
 

@@ -4,6 +4,7 @@ import pytest
 from halfeven.exporters.report.page import render_html, render_terminal
 
 from tests.conversions import converted, samples_of
+from tests.slow import drawn
 
 # a vanishing guard, a rewritten mask, a repair, a kept node in a body, a weight that half cannot hold, ties
 MODELS = (
@@ -12,7 +13,7 @@ MODELS = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", drawn(3, MODELS))
 def test_every_finding_of_a_real_conversion_is_drawn(name: str) -> None:
     done = converted(name)
     findings = done.maker.findings(done.maker.reference_run(samples_of(name, 8, seed=1)))

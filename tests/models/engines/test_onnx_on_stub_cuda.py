@@ -13,7 +13,7 @@ from halfeven.models.errors import CannotConvert
 from onnx import TensorProto, helper
 
 from tests.corpus import CORPUS, captured
-from tests.slow import by_name, slow_but
+from tests.slow import drawn
 from tests.stub_cuda import LACKING, can_compile, run_on_stubs, stub_libraries
 
 pytestmark = pytest.mark.skipif(not can_compile(), reason=LACKING)
@@ -107,11 +107,10 @@ def test_a_half_that_the_device_has_no_kernel_for_is_named_by_the_selftest_too_a
         {"image": ["n", 3, 5, 5], "grid": ["n", 4, 4, 2]},
         {"y": TensorProto.FLOAT, "count": TensorProto.INT64},
     )
-    printed, _ = run_on_stubs(libraries, ENGINE + PLACED, str(cubic))
-    ((on_cuda, on_cpu, halves),) = json.loads(printed).values()
+    printed, _ = run_on_stubs(libraries, ENGINE + PLACED + SELFTEST, str(cubic))
+    placed, (status, evidence, off) = map(json.loads, printed.splitlines())
+    ((on_cuda, on_cpu, halves),) = placed.values()
     assert on_cuda >= 3 and on_cpu == halves == ["GridSample 'warped'"]
-    printed, _ = run_on_stubs(libraries, ENGINE + SELFTEST, str(cubic))
-    status, evidence, off = json.loads(printed)
     assert (status, off) == ("failed", [ONNX_HALF]) and "GridSample 'warped' with half tensors" in evidence
 
 
@@ -147,14 +146,10 @@ def written(name: str, folder: Path) -> Path | None:
     return path
 
 
-SOME = {"every eighth": ("zoo mlp", "lstm", *tuple(CORPUS)[::8]), "all": tuple(CORPUS)}
-
-
-@pytest.mark.parametrize("which", [*slow_but((), ("every eighth",)), by_name("all")])
-def test_the_halves_of_corpus_and_zoo_compute_no_half_on_the_cpu(
-    which: str, libraries: Path, tmp_path: Path
-) -> None:
-    files = [path for name in SOME[which] if (path := written(name, tmp_path)) is not None]
+@pytest.mark.slow
+def test_the_halves_of_corpus_and_zoo_compute_no_half_on_the_cpu(libraries: Path, tmp_path: Path) -> None:
+    names = ("zoo mlp", "lstm", *drawn(16, tuple(CORPUS)))
+    files = [path for name in names if (path := written(name, tmp_path)) is not None]
     printed, _ = run_on_stubs(libraries, ENGINE + PLACED, *map(str, files))
     found = json.loads(printed)
     halves = {Path(path).stem: on_cpu for path, (_, _, on_cpu) in found.items() if on_cpu}

@@ -13,6 +13,7 @@ from halfeven.models.machine import library_variables, usable_cores
 from halfeven.models.machine.library_variables import BINDING, FPMATH, bindings, refuse_lesser_fp32, take_out
 
 from tests.patience import PATIENCE_S
+from tests.slow import one_in_turn
 
 
 @pytest.fixture(autouse=True)
@@ -120,10 +121,8 @@ def holds(script: str, name: str, value: str) -> bool | None:
 @pytest.mark.parametrize(
     ("script", "name", "value"),
     [
-        (CORES, "OMP_PROC_BIND", "true"),
-        (CORES, "GOMP_CPU_AFFINITY", "0-1"),
-        (PRODUCT, "ONEDNN_DEFAULT_FPMATH_MODE", "BF16"),
-        (PRODUCT, "DNNL_DEFAULT_FPMATH_MODE", "ANY"),
+        *one_in_turn([(CORES, "OMP_PROC_BIND", "true"), (CORES, "GOMP_CPU_AFFINITY", "0-1")], 0),
+        *one_in_turn([(PRODUCT, name, "BF16") for name in FPMATH], 0),
     ],
 )
 def test_a_process_that_the_command_line_begins_computes_fp32_on_all_its_cores(
