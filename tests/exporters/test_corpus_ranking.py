@@ -16,7 +16,7 @@ from tests.conversions import converted, samples_of
 from tests.corpus import CORPUS, built, captured, fresh, ranking
 from tests.exporters.onnx.exported_nets import exported_module
 from tests.exporters.onnx.onnx_files import ConvertedFile, convert_file, saved, spec_of
-from tests.slow import slow_but
+from tests.slow import drawn
 
 U = 2.0**-11
 CANDIDATES = 200
@@ -41,8 +41,8 @@ ORDER = {"ties", "swaps", "top10"}
 Columns = Iterator[tuple[np.ndarray, np.ndarray]]
 Answers = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 
-every_head = pytest.mark.parametrize("name", ranking.CASES)
-every_file = pytest.mark.parametrize("name", slow_but({"cosine head"}, HEAD_OPS))
+a_head = pytest.mark.parametrize("name", drawn(2, [*ranking.CASES]))
+a_file = pytest.mark.parametrize("name", drawn(2, [*HEAD_OPS]))
 
 
 def ranked(name: str, original: Answers, half: Answers) -> Columns:
@@ -98,7 +98,7 @@ def file_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Convert
 
 
 @pytest.mark.slow
-@every_head
+@a_head
 def test_as_converted_a_head_ranks_new_candidates_as_fp32_does(name: str) -> None:
     maker = converted(name).maker
     assert converted(name).passed and maker.half.half_nodes > 0
@@ -108,13 +108,13 @@ def test_as_converted_a_head_ranks_new_candidates_as_fp32_does(name: str) -> Non
 
 
 @pytest.mark.slow
-@every_head
+@a_head
 def test_no_more_than_the_head_is_in_fp32(name: str) -> None:
     assert set(converted(name).kept) <= HEADS[name]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SATURATING)
+@pytest.mark.parametrize("name", drawn(2, SATURATING))
 def test_all_half_a_saturating_head_is_refused_for_its_order_and_for_nothing_else(name: str) -> None:
     done = converted(name, "O3")
     report = done.judged(samples_of(name, CANDIDATES, seed=4))
@@ -131,7 +131,7 @@ def test_all_half_a_head_that_does_not_saturate_passes() -> None:
 
 
 @pytest.mark.slow(seconds=4)
-@every_file
+@a_file
 def test_a_file_ranks_new_candidates_as_fp32_does(name: str, file_of: Callable[[str], ConvertedFile]) -> None:
     foreign = file_of(name)
     assert foreign.half is not None and foreign.half_nodes > 0
@@ -142,7 +142,7 @@ def test_a_file_ranks_new_candidates_as_fp32_does(name: str, file_of: Callable[[
 
 
 @pytest.mark.slow
-@every_file
+@a_file
 def test_no_more_than_the_head_of_a_file_is_in_fp32(
     name: str, file_of: Callable[[str], ConvertedFile]
 ) -> None:

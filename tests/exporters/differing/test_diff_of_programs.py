@@ -18,6 +18,7 @@ from halfeven.exporters.differing.diff import differences
 from halfeven.exporters.differing.onnx_side import OnnxSide
 from halfeven.exporters.differing.program_side import ProgramSide
 from halfeven.exporters.question import Answers
+from halfeven.exporters.torch.autocast.bit_equality import half_by_rules
 from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.exporters.torch.program_graph import exact_answers
 from halfeven.models.capture.capture import normalise
@@ -27,7 +28,7 @@ from halfeven.models.program import runnable, with_graph
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from tests.conversions import converted, samples_of
+from tests.conversions import samples_of
 from tests.corpus import CORPUS, built, captured, fresh
 from tests.exporters.sabotaged_engines import AROUND, IN_PARTS, engine_of, model_of, module_of
 from tests.programs import described, exported
@@ -108,7 +109,8 @@ def test_the_faulty_input_or_output_of_an_engine_is_named(tmp_path: Path, fault:
 
 @cache
 def half_of(name: str) -> ExportedProgram:
-    return converted(name).maker.half.program
+    model = captured(name)
+    return half_by_rules(model.program, model.spec, model.example, "cpu").program
 
 
 def scaled(program: ExportedProgram, weight: str, factor: float) -> ExportedProgram:
@@ -210,12 +212,11 @@ def test_a_program_that_is_not_batched_takes_a_scalar(tmp_path: Path) -> None:
     assert differences(side, side, rows)["equal"]
 
 
-def test_another_python_runs_the_same_model(tmp_path: Path) -> None:
-    model = captured("zoo mlp")
-    rows = rows_of(tmp_path, samples_of("zoo mlp", 8, seed=5).arrays)
-    for side in (ProgramSide(model.program, model.spec), file_of("zoo mlp", tmp_path)):
-        facts = differences(side, replace(side, python=Path(sys.executable)), rows)
-        assert facts["equal"] and facts["tensors"] >= 3, facts
+def test_another_python_runs_the_same_file(tmp_path: Path) -> None:
+    """A program under another Python: tests/serve/cli/test_difference_commands.py."""
+    rows, side = rows_of(tmp_path, samples_of("zoo mlp", 8, seed=5).arrays), file_of("zoo mlp", tmp_path)
+    facts = differences(side, replace(side, python=Path(sys.executable)), rows)
+    assert facts["equal"] and facts["tensors"] >= 3, facts
     with pytest.raises(BadSetting, match="no-python cannot be started"):
         differences(side, replace(side, python=tmp_path / "no-python"), rows)
 

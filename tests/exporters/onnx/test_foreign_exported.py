@@ -14,7 +14,7 @@ from tests.slow import slow_part_but
 @pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize(
     ("name", "level"),
-    slow_part_but(4, {("encoder", "O1")}, [(name, level) for name in NETS for level in ("O1", "O2", "O3")]),
+    slow_part_but(8, {("encoder", "O1")}, [(name, level) for name in NETS for level in ("O1", "O2", "O3")]),
 )
 def test_what_torch_exports_converts_and_is_equal(name: str, level: str, tmp_path: Path) -> None:
     net = NETS[name]

@@ -24,8 +24,9 @@ from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from tests.command_line import run
 from tests.exporters.onnx.onnx_files import parsed
 from tests.model_folders import tensor, write_folder
+from tests.slow import one_in_turn
 
-NETS = int(os.environ.get("HALFEVEN_FUZZ", "6"))
+NETS = int(os.environ.get("HALFEVEN_FUZZ", "4"))
 ROWS, IDS, WIDTH = 48, 300, 8
 
 # Computations of a file from column 0 (ids of 0 to 299), column 1 (1 to 6: lengths) and six others (normal numbers):
@@ -180,7 +181,7 @@ def build():
 
 @pytest.mark.few_unseen
 @pytest.mark.slow
-@pytest.mark.parametrize("level", ["O1", "O3"])
+@pytest.mark.parametrize("level", one_in_turn(["O1", "O3"], 0))
 def test_a_captured_program_that_reads_tables_is_converted(level: str, tmp_path: Path) -> None:
     x = drawn(np.random.default_rng())[:20]
     # Every second copy of the first and the last id is beyond the table; every second sample judges.

@@ -1,20 +1,20 @@
 """Operations that take one dtype alone, and those whose sizes or parts the values decide: every plan of theirs runs."""
 
 from collections.abc import Callable
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from halfeven.exporters.inputs.samples import Samples
-from halfeven.exporters.proof.subject import Subject
 from halfeven.exporters.torch.autocast.kernels import HalfKernels
 from halfeven.exporters.torch.program_graph import ProgramGraph, program_graph
-from halfeven.models.folder.package import Precision
 from torch import Tensor, nn
 
+from tests.conversions import as_subject
 from tests.programs import original
+from tests.slow import drawn
 
 Forward = Callable[[Tensor, Tensor, Tensor], Any]
 
@@ -80,13 +80,11 @@ def graph_of(name: str, level: str) -> ProgramGraph:
     x = torch.randn(16, 16)
     model = original(Net(ALL[name]), {"x": x})
     samples = Samples({"x": x.numpy()})
-    subject = Subject(model.program, model.spec, samples, Precision(level), ("torch",), Path(), {})
-    return program_graph(subject, samples, model.example)
+    return program_graph(as_subject(model, samples, level), samples, model.example)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(("name", "level"), drawn(2, [*product(ALL, ["O1", "O2", "O3"])]))
 def test_every_plan_runs_whatever_it_keeps(name: str, level: str) -> None:
     graph = graph_of(name, level)
     asked = {"x": np.random.default_rng().standard_normal((8, 16), np.float32)}

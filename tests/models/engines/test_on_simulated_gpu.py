@@ -23,9 +23,10 @@ from tests.models.engines.simulated_runs import (
 from tests.planting import plant
 from tests.programs import Original, exported_as_it_is
 from tests.simulated_gpu import SimulatedGpu
-from tests.slow import slow_but
+from tests.slow import drawn
 
 CPU = torch.device("cpu")
+ZOO = ("digits", "mlp", "cnn28", "resnet", "unet", "lstm", "bert", "gpt", "vit", "recommender")
 
 
 @pytest.fixture(scope="module")
@@ -142,16 +143,7 @@ def test_a_sticky_error_reaches_the_caller_and_no_wrong_answer_does(net: Origina
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    slow_but(
-        {"zoo digits", "zoo recommender"},
-        [
-            f"zoo {name}"
-            for name in ("digits", "mlp", "cnn28", "resnet", "unet", "lstm", "bert", "gpt", "vit", "recommender")
-        ],
-    ),
-)  # fmt: skip
+@pytest.mark.parametrize("name", [f"zoo {name}" for name in drawn(2, ZOO)])
 def test_the_models_of_the_zoo_pass_two_in_flight(name: str) -> None:
     captured_net = captured(name)
     here = TorchEngine(captured_net.program, "fp32", CPU)

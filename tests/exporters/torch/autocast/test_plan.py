@@ -14,7 +14,6 @@ from halfeven.models.program import runnable
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from tests.nets import captured_net
 from tests.programs import original
 
 
@@ -158,15 +157,6 @@ def test_a_plan_is_written_down_whole(program: GraphModule) -> None:
         "node": "linear", "op": "linear", "module": "blocks.0.first", "action": "fp32",
     }  # fmt: skip
     assert len(written["nodes"]) == len(plan(program).actions) and len(written["kept"]) == 1
-
-
-def test_embeddings_follow_their_own_word() -> None:
-    encoder = runnable(captured_net("encoder").program)
-    for word, action in (("keep", Action.INPUT), ("half", Action.HALF)):
-        made = make_plan(encoder, Precision(embeddings=word))
-        assert [made.actions[n.name] for n in encoder.graph.nodes if n.name.startswith("embedding")] == [
-            action
-        ]
 
 
 def island(program: GraphModule, *names: str) -> GraphModule:
