@@ -1,6 +1,5 @@
 """A model folder is converted again after some changes, and not after others."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,14 +8,12 @@ from halfeven.exporters.conversion.convert import Conversion, Options, _fingerpr
 from halfeven.exporters.conversion.road import travel
 from halfeven.exporters.inputs import drifted_inputs
 from halfeven.exporters.inputs.drifted_inputs import folder_of, keep_input
-from halfeven.exporters.onnx.forms import foreign_subject
 from halfeven.exporters.proof.prove import MAX_JUDGED
-from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.models.errors import DamagedFile
-from halfeven.models.folder.package import ModelFolder, Precision, read_folder
+from halfeven.models.folder.package import read_folder
 from halfeven.models.store.store import Store
 
-from tests.conversions import samples_of
+from tests.conversions import as_file, as_subject, samples_of
 from tests.corpus import captured
 from tests.model_folders import LINEAR, tensor, write_folder
 
@@ -57,16 +54,17 @@ def test_kept_inputs_that_grow_too_old_make_no_new_version_and_deleted_ones_do(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", ["weights.safetensors", "manifest.json", "spec.json"])
-def test_a_damaged_version_is_made_again_of_an_unchanged_folder(file: str, tmp_path: Path) -> None:
+def test_a_damaged_version_is_made_again_of_an_unchanged_folder(tmp_path: Path) -> None:
     """Every message about a damaged file advises to convert the folder again."""
     folder = write_folder(tmp_path / "net", LINEAR)
-    first = converted(folder, tmp_path / "store").version
-    with (first.folder / file).open("r+b") as damaged:
-        damaged.write(b"\xff")
-    again = converted(folder, tmp_path / "store")
-    assert not again.unchanged and Store(tmp_path / "store").numbers("net") == [1, 2]
-    assert Store(tmp_path / "store").live_number("net") == again.version.number
+    made = converted(folder, tmp_path / "store")
+    for file in ("weights.safetensors", "manifest.json", "spec.json"):
+        with (made.version.folder / file).open("r+b") as damaged:
+            damaged.write(b"\xff")
+        made = converted(folder, tmp_path / "store")
+        assert not made.unchanged
+        assert Store(tmp_path / "store").live_number("net") == made.version.number
+    assert Store(tmp_path / "store").numbers("net") == [1, 2, 3, 4]
 
 
 def test_a_damaged_file_of_promotions_is_named_before_anything_is_made(tmp_path: Path) -> None:
@@ -81,11 +79,8 @@ def test_a_damaged_file_of_promotions_is_named_before_anything_is_made(tmp_path:
 @pytest.mark.slow
 def test_the_halves_that_missed_are_deleted_where_fp32_serves(tmp_path: Path) -> None:
     """No half of this model passes; what looks for `half.onnx` in a version must find none."""
-    model = captured("sigmoid tail")
-    spec = replace(model.spec, name="tail")
-    write_onnx(model.program, spec, tmp_path / "tail.onnx", {})
-    folder = ModelFolder(tmp_path, "tail.onnx", (), None, None, spec, Precision())
-    subject, maker = foreign_subject(folder, samples_of("sigmoid tail", 32, seed=1), {}, True, lambda _: None)
+    made = as_subject(captured("sigmoid tail"), samples_of("sigmoid tail", 32, seed=1))
+    subject, maker = as_file(made, tmp_path, search=True)
     version = travel(subject, maker, Store(tmp_path / "store"), lambda _: None)
     assert version.json("precision.json")["kept"] and not list(version.folder.glob("half*"))
 

@@ -2,6 +2,7 @@
 
 # ruff: noqa: E501  (graphs in their own lines)
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -20,6 +21,7 @@ from tests.command_line import run
 from tests.exporters.onnx.onnx_files import parsed
 from tests.exporters.onnx.small_files import classifier, mlp
 from tests.exporters.onnx.traps import normal
+from tests.slow import drawn
 
 
 def original(tmp_path: Path, model: ModelProto) -> tuple[dict[str, Any], str]:
@@ -163,11 +165,12 @@ def test_a_file_that_no_runtime_runs_is_refused(tmp_path: Path) -> None:
     assert code == 2 and "Unheard" in said
 
 
+KINDS = ["FLOAT8E4M3FN", "FLOAT8E5M2", "FLOAT8E4M3FNUZ", "INT4", "UINT4", "INT2", "UINT2"]
+READERS = ["DequantizeLinear(q, s)", "Cast<to=1>(q)"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("reader", ["DequantizeLinear(q, s)", "Cast<to=1>(q)"])
-@pytest.mark.parametrize(
-    "kind", ["FLOAT8E4M3FN", "FLOAT8E5M2", "FLOAT8E4M3FNUZ", "INT4", "UINT4", "INT2", "UINT2"]
-)
+@pytest.mark.parametrize(("kind", "reader"), drawn(3, [*product(KINDS, READERS)]))
 def test_constants_of_fp8_and_of_few_bits_stay_and_the_rest_is_half(
     kind: str, reader: str, tmp_path: Path
 ) -> None:
@@ -223,8 +226,9 @@ def test_the_memory_that_trees_need_is_counted_before_they_are_loaded(tmp_path: 
             read_graph(tmp_path / "trees.onnx")
 
 
-@pytest.mark.parametrize("form", ["torch", "live"])
-def test_a_form_that_a_file_does_not_have_is_refused(form: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("form", "lacking"), [("torch", "torch"), ("both", "torch"), ("live", "live")])
+def test_a_form_that_a_file_does_not_have_is_refused(form: str, lacking: str, tmp_path: Path) -> None:
     onnx.save(mlp(), tmp_path / "net.onnx")
     code, facts, said = run("convert", tmp_path / "net.onnx", "--form", form, "--store", tmp_path / "store")
-    assert code == 2 and f"it has no {form} form; use --form onnx" in said, (facts, said)
+    assert code == 2 and f"it has no {lacking} form; use --form onnx" in said, (facts, said)
+    assert Store(tmp_path / "store").names() == []
