@@ -38,17 +38,18 @@ from halfeven.exporters.report.version_facts import facts_of
 from halfeven.exporters.torch.forms import ProgramForms, ProgramOriginal
 from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.models.engines.load import load_half, load_original
-from halfeven.models.folder.package import ModelFolder, Precision
+from halfeven.models.folder.package import ModelFolder
 from halfeven.models.program import runnable
 from halfeven.models.store.store import Store, Version
 from torch import Tensor, nn
 
 from tests.command_line import run
-from tests.conversions import samples_of
+from tests.conversions import as_file, as_subject, samples_of
 from tests.corpus import CORPUS, captured, cases
 from tests.corpus.case import linear, net
 from tests.exporters.blind_nets import blind_nets, usual
 from tests.programs import original
+from tests.slow import one_in_turn
 
 HEALTHY = [name for name, case in CORPUS.items() if not case.trap]
 EXPLAINED = {"", NEAR, DAMPED, STEP, BYPASSED}
@@ -57,9 +58,7 @@ Make = Callable[[int], Tensor]
 
 def subject_of(module: nn.Module, make: Make, rows: int = 32) -> Subject:
     made = original(module, {"x": make(8)})
-    return Subject(
-        made.program, made.spec, Samples({"x": make(rows).numpy()}), Precision("O1"), ("torch",), Path(), {}
-    )
+    return as_subject(made, Samples({"x": make(rows).numpy()}))
 
 
 def power_of(subject: Subject, maker: Maker | None = None) -> Power:
@@ -70,11 +69,13 @@ def power_of(subject: Subject, maker: Maker | None = None) -> Power:
     return measured_power(maker.reference_run(judging), original, "fp16")
 
 
-def as_file(subject: Subject, folder: Path) -> tuple[Subject, Maker]:
-    """The subject's model as an ONNX file."""
-    write_onnx(subject.exported, subject.spec, folder / "original.onnx", {})
-    asked = ModelFolder(folder, "original.onnx", (), None, None, subject.spec, subject.precision)
-    return foreign_subject(asked, subject.samples, {}, False, lambda _: None)
+def powers(subject: Subject, folder: Path, place: int) -> list[Power]:
+    """The power of the model as a program or as an ONNX file, in turn; both where every case is asked for."""
+    forms: list[Callable[[], tuple[Subject, Maker]]] = [
+        lambda: (subject, ProgramForms(subject)),
+        lambda: as_file(subject, folder),
+    ]
+    return [power_of(*form()) for form in one_in_turn(forms, place)]
 
 
 def published(subject: Subject, path: Path) -> Version:
@@ -84,19 +85,14 @@ def published(subject: Subject, path: Path) -> Version:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", blind_nets())
 def test_saturated_or_constant_answers_show_nothing(name: str, tmp_path: Path) -> None:
-    """The net is asked as a program and as an ONNX file."""
-    subject = subject_of(*blind_nets()[name])
-    for power in (power_of(subject), power_of(*as_file(subject, tmp_path))):
+    nets = blind_nets()
+    for power in powers(subject_of(*nets[name]), tmp_path, list(nets).index(name)):
         assert not power.is_shown, power.to_json()
 
 
 @pytest.mark.parametrize("name", cases(HEALTHY))
 def test_a_healthy_model_notices_a_fault_or_explains_why_not(name: str) -> None:
-    model = captured(name)
-    subject = Subject(
-        model.program, model.spec, samples_of(name, 32, seed=1), Precision("O1"), ("torch",), Path(), {}
-    )
-    power = power_of(subject)
+    power = power_of(as_subject(captured(name), samples_of(name, 32, seed=1)))
     # One of the two nodes of 'tied' that are not damped is noticed; the other errs by half the limit.
     assert power.is_shown and power.share >= 0.5, power.to_json()
     assert {one.why for one in power.planted} <= EXPLAINED, power.to_json()
@@ -289,7 +285,7 @@ BLIND_HEADS: dict[str, Callable[[Tensor], Any]] = {
 def test_an_output_that_shows_nothing_beside_a_live_one_is_named(name: str, tmp_path: Path) -> None:
     """The power is that of each output: faults in layers that lead to a blind one alone are not shown by the others."""
     subject = subject_of(TwoHeads(BLIND_HEADS[name]), usual(32))
-    for power in (power_of(subject), power_of(*as_file(subject, tmp_path))):
+    for power in powers(subject, tmp_path, list(BLIND_HEADS).index(name)):
         blind = [output.name for output in subject.spec.outputs[1:]]
         assert not power.is_shown and sorted(power.hiding) == blind, power.to_json()
         why = why_not_shown(power)
@@ -328,7 +324,7 @@ def test_a_part_of_an_output_that_shows_nothing_is_named(name: str, tmp_path: Pa
 
     made = net(forward, trunk=linear(32, 32), live=linear(32, 8), other=linear(32, 8, bias=True))
     subject = subject_of(made, usual(32))
-    for power in (power_of(subject), power_of(*as_file(subject, tmp_path))):
+    for power in powers(subject, tmp_path, list(BLIND_PARTS).index(name)):
         (part,) = power.hiding
         assert part.startswith("y0 (from ") and f"'{part}'" in why_not_shown(power), power.to_json()
 
