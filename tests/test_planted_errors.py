@@ -570,7 +570,7 @@ ERRORS = {
         lengths.test_a_swap_joins_what_waits_as_the_new_version_allows,
     ),
     "a request that is to be alone is joined by other lengths": Planted(
-        RequestQueue._formed, "batch.requests[0].alone", "False",
+        RequestQueue.form, "batch.requests[0].alone", "False",
         lengths.test_of_one_length_and_alone_nothing_is_filled_up_and_without_lengths_nothing_is_joined,
     ),
     "a batch of several lengths is filled up to its first row's": Planted(

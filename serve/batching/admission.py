@@ -8,12 +8,15 @@ lock. Only to count out a request whose caller has left takes the queue's lock.
 
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...models.errors import Overloaded
+from ...models.spec.datatypes import name_of
+from ...models.spec.filled_lengths import Shapes
 from ...models.spec.spec import ModelSpec
-from .intake import Intake
 from .request_queue import Request, RequestQueue
 
 _NEWEST = 0.25  # weight of the newest batch in the moving average of its size
@@ -113,6 +116,71 @@ class Pace:
         self.easy_rows = batches if self._shapes_differ else batches * full_rows
 
 
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """The numbers of a spec that every request is checked against, computed once. It is replaced as one object when a
+    spec changes, so that no request is checked against two specs.
+
+    A request with more rows than ``batch_rows`` is split, one with more than ``max_rows`` refused. One with up to
+    ``plain_rows`` and without terms needs no other check. ``row_bytes``: of all inputs of a row together, 0 where
+    shapes differ. ``timeout_ns``: for requests that give none (0: no limit). ``suspicious``: a version with other
+    inputs became active once, and requests may come that were checked against the older one.
+    """
+
+    spec: ModelSpec
+    max_rows: int
+    batch_rows: int
+    plain_rows: int
+    row_bytes: int
+    shapes_differ: bool
+    timeout_ns: int
+    suspicious: bool
+
+    @classmethod
+    def of(cls, spec: ModelSpec, suspicious: bool = False) -> "Intake":
+        """The intake of a spec. Where the model is not batched, a request is one execution and counts as one row."""
+        inner = [t.shape[1:] if spec.batched else t.shape for t in spec.inputs]
+        differ = any(not dim.fixed for shape in inner for dim in shape)
+        sizes = [math.prod(dim.minimum for dim in shape) for shape in inner]
+        row_bytes = sum(n * t.type.numpy.itemsize for n, t in zip(sizes, spec.inputs, strict=True))
+        timeout_ns = spec.batching.timeout_ms * 1_000_000
+        batch_rows = max(spec.max_batch_size, 1)
+        plain = not suspicious and not timeout_ns and (spec.batched or not differ)
+        return cls(
+            spec,
+            max_rows=spec.max_request_rows if spec.batched else 1,
+            batch_rows=batch_rows,
+            plain_rows=batch_rows if plain else 0,
+            row_bytes=0 if differ else row_bytes,
+            shapes_differ=differ,
+            timeout_ns=timeout_ns,
+            suspicious=suspicious,
+        )
+
+    def measured(self, arrays: Sequence[np.ndarray]) -> tuple[Shapes | None, int]:
+        """The shapes, which requests must share to share a batch, and the bytes; None and 0 where shapes are fixed."""
+        if not self.shapes_differ:
+            return None, 0
+        inner = 1 if self.spec.batched else 0
+        return tuple(array.shape[inner:] for array in arrays), sum(array.nbytes for array in arrays)
+
+    def fits(self, arrays: Sequence[np.ndarray]) -> bool:
+        """True if the arrays pass the checks of this spec."""
+        return len(arrays) == len(self.spec.inputs) and all(
+            tensor.fault(array.shape, name_of(array.dtype)) is None
+            and (valid is None or valid.fault(array) is None)
+            for tensor, array, valid in zip(self.spec.inputs, arrays, self.spec.ranges(arrays), strict=True)
+        )
+
+    def part_rows(self, request: Request, limit: int) -> int:
+        """The rows of each part of a large request. A request for deterministic answers always gets the same."""
+        if request.alone:
+            return self.batch_rows
+        if most := self.spec.batching.max_batch_bytes:
+            limit = min(limit, max(1, most // max(self.row_bytes or request.nbytes // request.rows, 1)))
+        return limit
+
+
 class Admission:
     """Counts the requests that are admitted and refuses those that would wait too long: one model, one event loop."""
 
@@ -184,21 +252,24 @@ class Admission:
         if self.waiting >= self._max_requests and (
             not urgent or self.urgent_rows - self._queue.taken_urgent_rows >= self._max_requests
         ):
-            raise self._full(now_ns)
+            raise self._refusal(
+                f"already has {self.waiting} requests waiting (batching.max_queue_size is {self._max_requests})",
+                now_ns,
+            )
         waiting_bytes = self._waiting_bytes
         if waiting_bytes and waiting_bytes + nbytes > self._max_bytes:
-            raise self._full_of_bytes(nbytes, now_ns)
+            raise self._refusal(
+                f"already has {waiting_bytes} bytes of inputs waiting and this request has {nbytes} "
+                f"(batching.max_queue_bytes is {self._max_bytes})",
+                now_ns,
+            )
         most_ns = min(self._max_wait_ns or math.inf, timeout_ns or math.inf)
-        if (wait_ns := self._wait_ns(urgent, now_ns)) > most_ns:
+        if (wait_ns := self.wait_ns(urgent, now_ns)) > most_ns:
             raise self._too_late(wait_ns, timeout_ns, now_ns)
 
-    def expected_wait_ns(self, now_ns: int) -> float:
-        """Nanoseconds that a new request would wait for its batch; for reading from any thread."""
-        return self._wait_ns(False, now_ns)
-
-    def _wait_ns(self, urgent: bool, now_ns: int) -> float:
+    def wait_ns(self, urgent: bool, now_ns: int) -> float:
         """Nanoseconds that a new request would wait: the rest of the batch under way and the full batches before its
-        own.
+        own. Any thread may read it.
 
         Requests of different shapes are not joined, so each group of them beside the first is one batch more.
         """
@@ -220,19 +291,6 @@ class Admission:
         if rest := rows % queue.limit:
             wait_ns += pace.cost_ns(rest)
         return wait_ns / 1e9 or 1.0
-
-    def _full(self, now_ns: int) -> Overloaded:
-        return self._refusal(
-            f"already has {self.waiting} requests waiting (batching.max_queue_size is {self._max_requests})",
-            now_ns,
-        )
-
-    def _full_of_bytes(self, nbytes: int, now_ns: int) -> Overloaded:
-        return self._refusal(
-            f"already has {self._waiting_bytes} bytes of inputs waiting and this request has {nbytes} "
-            f"(batching.max_queue_bytes is {self._max_bytes})",
-            now_ns,
-        )
 
     def _too_late(self, wait_ns: float, timeout_ns: int, now_ns: int) -> Overloaded:
         if timeout_ns and wait_ns > timeout_ns:

@@ -17,11 +17,10 @@ import numpy as np
 
 from ...models.errors import BadRequest, NotReady
 from ...models.spec.spec import ModelSpec
-from .admission import Admission
+from .admission import Admission, Intake
 from .counters import Counters
 from .device import DeviceThread
 from .execution import Outcome
-from .intake import Intake
 from .interface import NO_TERMS, Answer, PreparedVersion, Terms
 from .leaving import WaitingFuture, expire_after
 from .request_queue import Request
@@ -80,7 +79,7 @@ class Batcher:
     @property
     def expected_wait_s(self) -> float:
         """Seconds that a new request would wait for its batch."""
-        return self._admission.expected_wait_ns(self._clock()) / 1e9
+        return self._admission.wait_ns(False, self._clock()) / 1e9
 
     def submit(
         self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS
@@ -196,7 +195,6 @@ class Batcher:
                 self._loop.call_soon_threadsafe(self._drained.set)
 
     def refuse(self) -> None:
-        """Accept no more requests; those that wait are still answered. From any thread."""
         self._refusing = True
 
     def _bind(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -259,14 +257,9 @@ class Batcher:
         request.future.set_result(answer)
         return True
 
-    # The methods for the device thread.
-
-    @property
-    def queued(self) -> int:
-        return self._queue.present
+    # The methods for the device thread: see `Schedulable`.
 
     def due_ns(self) -> int | None:
-        """The time when the next batch may start, in ns on the device's clock; None where no request waits."""
         due_ns = self._scheduler.due_ns()
         if due_ns is None and not self.computing and self._drained is not None and self.waiting == 0:
             self._on_loop(self._drained.set)
@@ -274,15 +267,12 @@ class Batcher:
 
     @property
     def computing(self) -> bool:
-        """True if the device computes a batch whose end will be rung."""
         return self._scheduler.computing
 
     def step(self) -> None:
-        """Run the next batch with the active version, and answer its callers together."""
         self._scheduler.step()
 
     def land(self) -> bool:
-        """Wait for a batch that is under way. False where there is none."""
         return self._scheduler.land()
 
     def swap(self, prepared: PreparedVersion, spec: ModelSpec | None = None) -> PreparedVersion:

@@ -10,7 +10,6 @@ and at least once a second: under full load they cost one batch a second.
 """
 
 import logging
-import math
 import os
 import sys
 import threading
@@ -27,7 +26,6 @@ logger = logging.getLogger("halfeven.device")
 T = TypeVar("T")
 BACKGROUND_EVERY_NS = 1_000_000_000
 REST_NS = 1_000_000_000
-_NOBODY = None, 0, 0
 
 
 class Schedulable(Protocol):
@@ -36,11 +34,6 @@ class Schedulable(Protocol):
     A `step` may leave a batch computing. It is landed (`land`) before a call uses the device, and before another
     batcher does unless it is ``computing``: the device itself then keeps the order.
     """
-
-    @property
-    def queued(self) -> int:
-        """The number of requests that the last ``due_ns`` found waiting."""
-        ...
 
     @property
     def computing(self) -> bool:
@@ -116,7 +109,7 @@ class DeviceThread:
         self._background_turn_ns: int | None = None  # when the last one began
         self.lost: str | None = None
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._held_until: float | None = None
+        self._held = False
         self._stopping = False
         self._ended = False
         self._thread = threading.Thread(target=self._live, name=f"halfeven-{name}", daemon=True)
@@ -191,11 +184,8 @@ class DeviceThread:
             if due_ns is not None and due_ns > self.clock():
                 return False
             if due_ns is not None:
-                one.step()
+                self._guarded("a batch", one.step, None)
             return self._due_ns(one) is None
-        except BaseException:
-            logger.exception("device %s: a batch raised; a mistake of ours, please report it", self.name)
-            return False
         finally:
             self.give_back()
 
@@ -204,7 +194,7 @@ class DeviceThread:
         work."""
         if not self._awake.acquire(blocking=False):
             return False
-        if self._calls or self._stopping or self._held_until is not None:
+        if self._calls or self._stopping or self._held:
             self._awake.release()
             return False
         return True
@@ -232,15 +222,15 @@ class DeviceThread:
         self._bell.ring()
         return future
 
-    def hold(self, until_queued: int | None = None) -> None:
-        """Begin no batch until ``release()``, or until so many requests wait; calls are still run.
+    def hold(self) -> None:
+        """Begin no batch until ``release()``; calls are still run.
 
         For tests and for debugging, as TRITONSERVER_DELAY_SCHEDULER is. A batch under way is finished.
         """
-        self._held_until = math.inf if until_queued is None else until_queued
+        self._held = True
 
     def release(self) -> None:
-        self._held_until = None
+        self._held = False
         self._bell.ring()
 
     def _live(self) -> None:
@@ -272,12 +262,7 @@ class DeviceThread:
             return rested
         if self._bell.wait(self._rest_ns):
             return False
-        try:
-            self._at_rest()
-        except Exception:
-            logger.exception(
-                "device %s: the work at rest raised; a mistake of ours, please report it", self.name
-            )
+        self._guarded("the work at rest", self._at_rest, None)
         return True
 
     def _stand_back(self) -> None:
@@ -302,10 +287,9 @@ class DeviceThread:
 
     def _one_turn(self) -> int | None:
         """Run the batch that is due first. 0: done; else nanoseconds until one may start; None: none may."""
-        first, due_ns, queued = self._earliest(self._attached)
-        behind, behind_ns, more = self._earliest(self._background) if self._background else _NOBODY
-        queued += more
-        if self._is_held(queued):
+        first, due_ns = self._earliest(self._attached)
+        behind, behind_ns = self._earliest(self._background)
+        if self._held and not self._stopping:
             return 0 if self._land_all() else None
         now_ns = self.clock()
         if behind is not None and self._may_run(behind_ns, first, due_ns, now_ns):
@@ -317,22 +301,18 @@ class DeviceThread:
             return (due_ns if behind is None else min(due_ns, behind_ns)) - now_ns
         # A background batch waits for all that compute: it may need the place of one of them on its engine.
         self._land_all(but=first, computing=first is behind)
-        try:
-            first.step()
-        except BaseException:
-            logger.exception("device %s: a batch raised; a mistake of ours, please report it", self.name)
+        self._guarded("a batch", first.step, None)
         return 0
 
-    def _earliest(self, several: tuple[Schedulable, ...]) -> tuple[Schedulable | None, int, int]:
-        """The batcher whose batch is due first, when, and how many requests wait in all of them."""
+    def _earliest(self, several: tuple[Schedulable, ...]) -> tuple[Schedulable | None, int]:
+        """The batcher whose batch is due first, and when."""
         first: Schedulable | None = None
-        due_ns = queued = 0
+        due_ns = 0
         for one in several:
             its_ns = self._due_ns(one)
-            queued += one.queued
             if its_ns is not None and (first is None or its_ns < due_ns):
                 first, due_ns = one, its_ns
-        return first, due_ns, queued
+        return first, due_ns
 
     def _may_run(self, behind_ns: int, first: Schedulable | None, due_ns: int, now_ns: int) -> bool:
         """True if a background batch runs before the first of the others."""
@@ -349,28 +329,19 @@ class DeviceThread:
         device computes in the background."""
         landed = False
         for one in (*self._attached, *self._background):
-            while one is not but and (computing or not one.computing) and self._land(one):
+            while one is not but and (computing or not one.computing):
+                if not self._guarded("an end", one.land, False):
+                    break
                 landed = True
         return landed
 
-    def _land(self, one: Schedulable) -> bool:
-        try:
-            return one.land()
-        except BaseException:
-            logger.exception("device %s: an end raised; a mistake of ours, please report it", self.name)
-            return False
-
     def _due_ns(self, one: Schedulable) -> int | None:
-        try:
-            return one.due_ns()
-        except BaseException:
-            logger.exception("device %s: a queue raised; a mistake of ours, please report it", self.name)
-            return None
+        return self._guarded("a queue", one.due_ns, None)
 
-    def _is_held(self, queued: int) -> bool:
-        if self._held_until is None or self._stopping:
-            return False
-        if queued < self._held_until:
-            return True
-        self._held_until = None
-        return False
+    def _guarded(self, what: str, work: Callable[[], T], otherwise: T) -> T:
+        """The result of ``work``; ``otherwise`` where it raises, which ends neither the thread nor other batches."""
+        try:
+            return work()
+        except BaseException:
+            logger.exception("device %s: %s raised; a mistake of ours, please report it", self.name, what)
+            return otherwise

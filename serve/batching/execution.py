@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from ...models.errors import BadRequest, EngineFailed, HalfevenError, TimedOut
-from ...models.spec.spec import ModelSpec
 from .condition import Condition
 from .counters import Counters
 from .engine_runner import Fault, Run
-from .interface import Answer, PreparedVersion
+from .interface import Answer
 from .request_queue import Request
 from .rescue import Mended
 
@@ -21,29 +20,13 @@ Outcome = tuple[Request, Answer | EngineFailed | TimedOut | BadRequest]
 
 
 class Execution:
-    """One batch with exactly one version, its counters and the clock (nanoseconds).
+    """One batch with exactly one version. ``condition`` is what the version's batches share."""
 
-    ``condition`` is what the version's batches share; a single batch needs none.
-    """
-
-    def __init__(
-        self,
-        spec: ModelSpec,
-        prepared: PreparedVersion,
-        counters: Counters,
-        clock: Callable[[], int],
-        condition: Condition | None = None,
-    ) -> None:
-        self.spec = spec
-        self.prepared = prepared
+    def __init__(self, counters: Counters, condition: Condition) -> None:
         self.counters = counters
-        self.clock = clock
-        self.condition = condition if condition is not None else Condition(spec, prepared, clock)
-
-    def outcomes(self, batch: list[Request]) -> list[Outcome]:
-        """`begin` and `finish` in one."""
-        self.begin(batch)
-        return self.finish()
+        self.condition = condition
+        self.prepared = condition.prepared
+        self.clock = condition.runner.clock
 
     def begin(self, batch: list[Request]) -> None:
         """Start the batch where the engine takes a batch ahead of time; else `finish` runs it."""
@@ -188,7 +171,8 @@ class Execution:
         )
 
     def _who(self) -> str:
-        return f"version {self.prepared.version} of model '{self.spec.name}' ({self.prepared.precision})"
+        name, prepared = self.condition.runner.spec.name, self.prepared
+        return f"version {prepared.version} of model '{name}' ({prepared.precision})"
 
 
 def _split(outputs: list[np.ndarray], batch: Sequence[Request]) -> list[list[np.ndarray]]:

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
@@ -80,18 +80,13 @@ class Request:
         starts = range(0, self.rows, limit)
         split = SplitRequest(len(starts))
         return [
-            Request(
-                [array[start : start + limit] for array in self.arrays],
-                min(limit, self.rows - start),
-                self.future,
-                self.since_ns,
-                self.shapes,
-                self.nbytes // self.rows * min(limit, self.rows - start),
-                True,
-                self.urgent,
-                self.alone,
-                self.deadline_ns,
-                Part(split, index, start + limit >= self.rows),
+            replace(
+                self,
+                arrays=[array[start : start + limit] for array in self.arrays],
+                rows=min(limit, self.rows - start),
+                nbytes=self.nbytes // self.rows * min(limit, self.rows - start),
+                special=True,
+                part=Part(split, index, start + limit >= self.rows),
             )
             for index, start in enumerate(starts)
         ]
@@ -131,8 +126,8 @@ class RequestQueue:
     ``batch_bytes``: of the inputs of one batch at most, 0: no limit.
 
     After a batch the next may be given a short wait (`wait_for_more`): time for the callers just answered to ask again.
-    Counts of requests: ``present`` wait here, ``taken`` have left the queue; of these the callers of ``vanished`` had
-    gone, and the time of ``expired`` was up. Another thread may read these counts, and that of ``groups``.
+    Counts of requests: ``taken`` have left the queue; of these the callers of ``vanished`` had gone, and the time of
+    ``expired`` was up. Another thread may read these counts, and that of ``groups``.
     """
 
     def __init__(self, limit: int, delay_ns: int, batch_bytes: int = 0) -> None:
@@ -141,7 +136,6 @@ class RequestQueue:
         self.batch_bytes = batch_bytes
         self._expected = 0
         self._wait_ends_ns = 0
-        self.present = 0
         self.taken = self.taken_rows = self.taken_urgent_rows = self.taken_bytes = 0
         self.vanished = self.expired = 0
         self._lengths: Lengths | None = None
@@ -167,7 +161,6 @@ class RequestQueue:
                 group = self._groups[shapes] = self._group(request, shapes)
             (group.urgent if request.urgent else group.ordinary).append(request)
             group.rows += request.rows
-            self.present += 1
 
     def join_lengths(self, lengths: Lengths | None) -> None:
         """From now on requests whose shapes are the same once they are filled up are joined; those that wait too."""
@@ -175,7 +168,7 @@ class RequestQueue:
             return
         self._lengths, groups = lengths, list(self._groups.values())
         waiting = [request for group in groups for request in (*group.ordinary, *group.urgent)]
-        self._groups, self._next, self.present = {}, None, 0
+        self._groups, self._next = {}, None
         self.add(sorted(waiting, key=lambda request: request.since_ns))
 
     def pass_by(self, requests: Iterable[Request]) -> None:
@@ -225,12 +218,10 @@ class RequestQueue:
 
         Empty where every caller has gone meanwhile. A request above the limit (a swap lowered it) is run alone.
         """
-        with self.lock:
-            return self._formed()
-
-    def _formed(self) -> FormedBatch:
         batch = FormedBatch([], 0)
-        if self._next is not None:
+        if self._next is None:
+            return batch
+        with self.lock:
             groups = self._sharing(self._next)
             limit = min(self.limit, *(group.most for group in groups))
             for group in groups:
@@ -275,19 +266,16 @@ class RequestQueue:
 
     def form_begun(self) -> FormedBatch:
         """The next part of a split request of which a part has run already; empty where there is none."""
-        with self.lock:
-            return self._formed_of_begun()
-
-    def _formed_of_begun(self) -> FormedBatch:
         batch = FormedBatch([], 0)
-        for group in self._groups.values():
-            for line in (group.ordinary, group.urgent):
-                while line and (part := line[0].part) is not None and part.request.begun:
-                    request = line.popleft()
-                    if not request.future.done():
-                        self._add(batch, group, [request], request.rows, True)
-                        return batch
-                    self._drop(group, request)
+        with self.lock:
+            for group in self._groups.values():
+                for line in (group.ordinary, group.urgent):
+                    while line and (part := line[0].part) is not None and part.request.begun:
+                        request = line.popleft()
+                        if not request.future.done():
+                            self._add(batch, group, [request], request.rows, True)
+                            return batch
+                        self._drop(group, request)
         return batch
 
     def _add(
@@ -295,7 +283,6 @@ class RequestQueue:
     ) -> None:
         """Add these requests, which have left the group, to the batch."""
         group.rows -= rows
-        self.present -= len(requests)
         self.taken += len(requests)
         self.taken_rows += rows
         if requests and requests[0].nbytes:
@@ -321,7 +308,6 @@ class RequestQueue:
     def _drop(self, group: _ShapeGroup, request: Request) -> None:
         """Count a request that has left its queue and whose answer has no reader any more."""
         group.rows -= request.rows
-        self.present -= 1
         self._count(request)
         if request.part is not None:
             if request.part.request.over:  # its parts are one request
@@ -362,7 +348,7 @@ class RequestQueue:
             return group.line()[0].since_ns - (HEAD_START_NS if group.line() is group.urgent else 0)
         head = group.ordinary[0]
         since_ns = head.since_ns
-        if head.alone or group.rows >= min(self.limit, group.most):
+        if head.alone or self._full(group):
             return since_ns
         if waiting < self._expected:
             since_ns = max(since_ns, self._wait_ends_ns)

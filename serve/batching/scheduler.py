@@ -8,6 +8,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ...models.errors import EngineFailed, NotReady
 from ...models.spec.filled_lengths import Lengths, longest_of
@@ -21,6 +22,7 @@ from .interface import Answer, PreparedVersion
 from .request_queue import FormedBatch, Request, RequestQueue
 
 logger = logging.getLogger("halfeven.batcher")
+T = TypeVar("T")
 # Callers that were answered together often ask again together. Without a short wait the first of them would be a batch
 # of its own, and the others would wait for it. The wait is a small share of the batch's time, and ends early when all
 # are back. After a batch so short that a timer would cost more than it saves there is no wait.
@@ -98,7 +100,7 @@ class BatchScheduler:
         """The time when a batch may start, or one under way is to be waited for; None where there is neither."""
         while self.inbox:
             self._receive(*self.inbox.popleft())
-        due_ns = self._queue_due_ns()
+        due_ns = self._counting_gone(self.queue.due_ns)
         if not self._under_way:
             return due_ns
         if self.computing:
@@ -116,14 +118,6 @@ class BatchScheduler:
         """True if the next batch may begin beside those under way: only a full one, for others may still fill up."""
         return len(self._under_way) < self._depth and self.queue.fills_a_batch
 
-    def _queue_due_ns(self) -> int | None:
-        queue = self.queue
-        gone = queue.vanished, queue.expired
-        due_ns = queue.due_ns()
-        if gone != (queue.vanished, queue.expired):
-            self._count_gone(*gone)
-        return due_ns
-
     def _receive(self, spec: ModelSpec, requests: list[Request]) -> None:
         """Queue the requests that were handed over; those that were checked against an older signature are refused."""
         if spec is self.spec or same_signature(spec, self.spec):
@@ -137,7 +131,7 @@ class BatchScheduler:
         if self._under_way and not self._may_go_ahead:
             self.land()
             return
-        self._begin(self._form(self.queue.form))
+        self._begin(self._counting_gone(self.queue.form))
         if self._depth == 1:
             self.land()
 
@@ -197,7 +191,7 @@ class BatchScheduler:
         """Answer what the active version has begun: batches under way, and split requests to their last part."""
         while self.land():
             pass
-        while (batch := self._form(self.queue.form_begun)).requests:
+        while (batch := self._counting_gone(self.queue.form_begun)).requests:
             self._begin(batch)
             self.land()
 
@@ -206,8 +200,8 @@ class BatchScheduler:
         while self.inbox:
             self._receive(*self.inbox.popleft())
         self.finish_begun()
-        while self._queue_due_ns() is not None:
-            self._begin(self._form(self.queue.form))
+        while self._counting_gone(self.queue.due_ns) is not None:
+            self._begin(self._counting_gone(self.queue.form))
             self.land()
 
     def swap(self, prepared: PreparedVersion, spec: ModelSpec) -> PreparedVersion:
@@ -222,18 +216,11 @@ class BatchScheduler:
         self._put_on(prepared, spec)
         return old
 
-    def _form(self, form: Callable[[], FormedBatch]) -> FormedBatch:
-        gone = self.queue.vanished, self.queue.expired
-        batch = form()
-        if gone != (self.queue.vanished, self.queue.expired):
-            self._count_gone(*gone)
-        return batch
-
     def _begin(self, batch: FormedBatch) -> None:
         if not batch.requests:
             return
         began_ns = self._clock()
-        execution = Execution(self.spec, self.prepared, self._counters, self._clock, self._condition)
+        execution = Execution(self._counters, self._condition)
         self.pace.begins(batch.rows, began_ns)
         one = _UnderWay(batch, execution, began_ns)
         self._under_way.append(one)
@@ -297,11 +284,17 @@ class BatchScheduler:
     def _counters(self) -> Counters:
         return self.all_counters[self.prepared.version]
 
-    def _count_gone(self, vanished: int, expired: int) -> None:
-        counters = self._counters
-        with counters.lock:
-            counters.vanished += self.queue.vanished - vanished
-            counters.timed_out += self.queue.expired - expired
+    def _counting_gone(self, work: Callable[[], T]) -> T:
+        """The result of ``work`` on the queue; the requests that it drops are counted."""
+        queue = self.queue
+        vanished, expired = queue.vanished, queue.expired
+        result = work()
+        if (vanished, expired) != (queue.vanished, queue.expired):
+            counters = self._counters
+            with counters.lock:
+                counters.vanished += queue.vanished - vanished
+                counters.timed_out += queue.expired - expired
+        return result
 
 
 def same_signature(one: ModelSpec, other: ModelSpec) -> bool:

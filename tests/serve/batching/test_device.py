@@ -22,10 +22,6 @@ class BatchScheduler:
         self.refused = False
         self.computing = False
 
-    @property
-    def queued(self) -> int:
-        return len(self.arrivals_ns)
-
     def due_ns(self) -> int | None:
         return min(self.arrivals_ns, default=None)
 
@@ -155,22 +151,6 @@ def test_held_it_begins_no_batch_but_runs_calls(device: DeviceThread) -> None:
     device.release()
     looked(device)
     assert events == ["a1"]
-
-
-def test_held_until_so_many_wait_it_goes_on_by_itself(device: DeviceThread) -> None:
-    events: list[str] = []
-    a, b = BatchScheduler("a", events, 1, 2), BatchScheduler("b", events)
-    device.hold(until_queued=3)
-    device.attach(a)
-    device.attach(b)
-    device.start()
-    looked(device)
-    assert events == []
-    b.arrivals_ns.append(3)
-    device.ring()
-    for _ in range(3):  # one batch between two calls
-        looked(device)
-    assert events == ["a1", "a2", "b3"]
 
 
 def test_stopping_refuses_first_then_finishes_what_waits(device: DeviceThread) -> None:

@@ -17,7 +17,7 @@ from halfeven.serve.batching import engine_runner
 from halfeven.serve.batching.ceiling import Ceiling
 from halfeven.serve.batching.condition import Condition
 from halfeven.serve.batching.counters import Counters
-from halfeven.serve.batching.execution import Execution
+from halfeven.serve.batching.execution import Execution, Outcome
 from halfeven.serve.batching.interface import Answer, PreparedVersion
 from halfeven.serve.batching.request_queue import Request
 from hypothesis import given, settings
@@ -84,7 +84,12 @@ class Bench:
         return self.now_ns
 
     def execution(self) -> Execution:
-        return Execution(self.spec, self.prepared, self.counting, self.clock, self.condition)
+        return Execution(self.counting, self.condition)
+
+    def outcomes(self, batch: list[Request]) -> list[Outcome]:
+        execution = self.execution()
+        execution.begin(batch)
+        return execution.finish()
 
     @property
     def counters(self) -> Counters:
@@ -92,7 +97,7 @@ class Bench:
 
     def answer(self, *inputs: np.ndarray, **more: Any) -> list[Any]:
         batch = [request(x, **more) for x in inputs]
-        outcomes = self.execution().outcomes(batch)
+        outcomes = self.outcomes(batch)
         assert [id(r) for r, _ in outcomes] == [id(r) for r in batch], "each request once, in its order"
         return [outcome for _, outcome in outcomes]
 
@@ -462,7 +467,7 @@ def test_past_its_time_a_row_is_not_rescued_and_its_neighbours_are() -> None:
     for x in (late, early, lasting):
         x[0] = 1e30
     batch = [request(late, deadline_ns=900), request(early, deadline_ns=10**9), request(lasting)]
-    outcomes = [outcome for _, outcome in bench.execution().outcomes(batch)]
+    outcomes = [outcome for _, outcome in bench.outcomes(batch)]
     assert isinstance(outcomes[0], TimedOut) and "no finite answer" in str(outcomes[0])
     assert_right(outcomes[1:], [early, lasting])
     assert original.ran == [2] and bench.counters.failures == 1
@@ -592,7 +597,7 @@ def test_a_batch_above_the_ceiling_is_not_launched() -> None:
 
 def test_parts_of_a_split_request_are_not_counted_as_requests() -> None:
     bench = Bench(Fake())
-    bench.execution().outcomes([request(some(2), part="of an original"), request(some(1))])
+    bench.outcomes([request(some(2), part="of an original"), request(some(1))])
     assert (bench.counters.requests, bench.counters.rows) == (1, 3)
-    bench.execution().outcomes([request(np.full((1, 4), POISON, np.float32), part="of an original")])
+    bench.outcomes([request(np.full((1, 4), POISON, np.float32), part="of an original")])
     assert bench.counters.failures == 0
