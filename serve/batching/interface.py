@@ -143,36 +143,6 @@ class ServedName(Served, Protocol):
         ...
 
 
-class Roster(Protocol):
-    """The loaded versions by name."""
-
-    def find(self, name: str, version: str | None = None) -> Served:
-        """The active model under this name.
-
-        Raises UnknownName ("Request for unknown model: 'x' is not found"), NotReady where it has no version.
-        """
-        ...
-
-    def all(self) -> Sequence[ServedName]: ...
-
-    @property
-    def ready(self) -> bool: ...
-
-    @property
-    def lost(self) -> str | None:
-        """The reason why nothing is answered until the process is started anew; None while requests can be answered."""
-        ...
-
-    @property
-    def leaving(self) -> bool:
-        """True if the server is to end: nothing is ready any more, though everything is answered."""
-        ...
-
-    def not_ready_reasons(self, reaches: Callable[[str], bool] = ...) -> list[str]:
-        """The reasons why the server is not ready; only models for which ``reaches`` is true are named."""
-        ...
-
-
 class LoadConfig(TypedDict, total=False):
     """Settings of one load that replace the model's own; a missing key is as in the spec."""
 
@@ -185,21 +155,31 @@ class LoadConfig(TypedDict, total=False):
 IndexEntry = tuple[str, str, str, str]
 
 
-class ControlledRoster(Roster, Protocol):
-    """A `Roster` with the verbs of the model repository extension. They block until done: call them in a thread."""
+class Roster(Protocol):
+    """The loaded versions by name, with the verbs of the model repository extension: `versions/roster.py` says what
+    they do. `load` and `unload` block until done: call them in a thread.
 
-    def load(self, name: str, config: LoadConfig | None = None) -> None:
-        """Load the version that the store has as live for this name, and make it active; again if it is loaded already.
+    `find` raises UnknownName, or NotReady where the name has no version. ``lost`` is the reason why nothing is answered
+    until the process is started anew. ``leaving``: the server is to end; nothing is ready, though all is answered.
+    """
 
-        Where that fails, the version that served goes on serving. Raises UnknownName where the store has no such
-        name, another HalfevenError with the reason of the failure.
-        """
-        ...
+    def find(self, name: str, version: str | None = None) -> Served: ...
 
-    def unload(self, name: str) -> None:
-        """Serve no version of the name until `load` (or a new start of the server). Raises UnknownName."""
-        ...
+    def all(self) -> Sequence[ServedName]: ...
 
-    def index(self) -> Sequence[IndexEntry]:
-        """Every version that is loaded, on its way or wanted and not there: (name, version, state, reason)."""
-        ...
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def lost(self) -> str | None: ...
+
+    @property
+    def leaving(self) -> bool: ...
+
+    def not_ready_reasons(self, reaches: Callable[[str], bool] = ...) -> list[str]: ...
+
+    def load(self, name: str, config: LoadConfig | None = None) -> None: ...
+
+    def unload(self, name: str) -> None: ...
+
+    def index(self) -> Sequence[IndexEntry]: ...

@@ -16,7 +16,7 @@ from google.protobuf import json_format
 
 from ...models.errors import BadRequest, NotReady, UnknownName
 from ...models.version import __version__
-from ..batching.interface import ControlledRoster
+from ..batching.interface import Roster
 from ..http.caller import answer_or_leave
 from ..http.codecs.infer import InferCodec, InferRequest
 from ..http.codecs.metadata import server_metadata
@@ -46,7 +46,7 @@ T = TypeVar("T")
 class Calls:
     """The unary calls over one front and its roster. Each takes the request and its lease, and gives the response."""
 
-    def __init__(self, front: InferFront, roster: ControlledRoster, server_name: str) -> None:
+    def __init__(self, front: InferFront, roster: Roster, server_name: str) -> None:
         self._front, self._roster, self._server_name = front, roster, server_name
 
     async def server_live(self, request: Any, lease: Lease) -> Any:

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from ...models.errors import BadSetting, Forbidden, HalfevenError, Unauthenticated
 from ..access.certificates import Certificates
 from ..address import address
-from ..batching.interface import ControlledRoster
+from ..batching.interface import Roster
 from ..http.error_mapping import NotOffered
 from ..http.limits.connections import Connections
 from ..http.limits.memory_budget import FREE_BYTES
@@ -43,7 +43,7 @@ class GrpcServer:
     def __init__(
         self,
         front: InferFront,
-        roster: ControlledRoster,
+        roster: Roster,
         host: str,
         port: int,
         server_name: str = "halfeven",

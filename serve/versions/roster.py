@@ -141,7 +141,7 @@ class Roster:
         moved = number is not None and self._seen.get(name, (None, 0))[0] != number
         return None if moved else self._faults.of(name)
 
-    # The verbs (`batching.interface.ControlledRoster`).
+    # The verbs (`batching.interface.Roster`).
 
     def load(self, name: str, config: LoadConfig | None = None) -> None:
         """Load the version that the store has as live for this name, and return when it is active.

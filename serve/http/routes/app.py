@@ -23,7 +23,7 @@ from starlette.routing import Match
 from ....models.errors import BadRequest, HalfevenError, StoreError, UnknownName
 from ....models.machine.processor import this_processor
 from ....models.version import __version__
-from ...batching.interface import ControlledRoster, Roster, Served
+from ...batching.interface import Roster, Served
 from ...endpoint.endpoint_process import EndpointProcess
 from ..caller import CallerLeft, json_answer
 from ..error_mapping import body_for, body_of, headers_of, of_the_disk, status_of, without_folders
@@ -59,7 +59,7 @@ class History:
 
 
 def build_app(
-    roster: ControlledRoster,
+    roster: Roster,
     metrics_text: Callable[[], bytes],
     history: History,
     server_name: str = "halfeven",

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from ....models.errors import BadInput, BadRequest, HalfevenError, UnknownName
 from ....models.folder.model_name import NAME
-from ...batching.interface import ControlledRoster, LoadConfig
+from ...batching.interface import LoadConfig, Roster
 from ..caller import json_answer, read_order
 from ..codecs.infer_parameters import parameters_of
 from ..codecs.json_numbers import parse, show
@@ -123,9 +123,7 @@ _WAYS_OUT = {
 }
 
 
-def add_repository(
-    app: FastAPI, roster: ControlledRoster, max_body_bytes: int, body_timeout_s: float
-) -> None:
+def add_repository(app: FastAPI, roster: Roster, max_body_bytes: int, body_timeout_s: float) -> None:
     # The roster's verbs touch the disk and the device: each runs in a thread.
     @app.post("/v2/repository/index", tags=["models"])
     async def index(request: Request) -> Response:
@@ -155,7 +153,7 @@ def add_repository(
         app.add_api_route(path, _refusing(way_out), methods=["GET", "POST"], include_in_schema=False)
 
 
-def index_of(roster: ControlledRoster, only_ready: bool) -> list[dict[str, str]]:
+def index_of(roster: Roster, only_ready: bool) -> list[dict[str, str]]:
     """The repository's index. It touches the disk."""
     return [
         {"name": name, "version": version, "state": state, "reason": without_folders(reason)}
@@ -164,7 +162,7 @@ def index_of(roster: ControlledRoster, only_ready: bool) -> list[dict[str, str]]
     ]
 
 
-def load_model(roster: ControlledRoster, name: str, body: bytes) -> None:
+def load_model(roster: Roster, name: str, body: bytes) -> None:
     """Load a model as the load request in ``body`` says. Raises what the roster does, in Triton's words: clients look
     for ``failed to load``."""
     try:
@@ -179,7 +177,7 @@ def load_model(roster: ControlledRoster, name: str, body: bytes) -> None:
         raise LoadFailed(f"failed to load '{name[:128]}', {error}") from error
 
 
-def unload_model(roster: ControlledRoster, name: str) -> None:
+def unload_model(roster: Roster, name: str) -> None:
     """Raises BadRequest, UnknownName."""
     _check_name(name)
     roster.unload(name)
