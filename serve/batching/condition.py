@@ -23,8 +23,8 @@ _PATIENCE_NS = 10_000_000_000
 
 
 @dataclass(slots=True, eq=False)
-class _Probe:
-    """One row that was answered before."""
+class Probe:
+    """Inputs that no caller waits for: one row that was answered before, or those of a check."""
 
     arrays: Sequence[np.ndarray]
     rows: int = 1
@@ -53,7 +53,7 @@ class Condition:
         self.lost: str | None = None
         self._notify_lost = lost
         self._unanswered = 0
-        self._known = _Probe(prepared.probe) if prepared.probe is not None else None
+        self._known = Probe(prepared.probe) if prepared.probe is not None else None
         self._one_size = all(dim.fixed for tensor in spec.inputs for dim in tensor.shape[1:])
         self.note_ceiling()
 
@@ -88,7 +88,7 @@ class Condition:
         self._unanswered = 0
         if self._known is None:
             batched = self.runner.spec.batched
-            self._known = _Probe([(array[:1] if batched else array).copy() for array in item.arrays])
+            self._known = Probe([(array[:1] if batched else array).copy() for array in item.arrays])
 
     def nobody_answered(self) -> None:
         self._unanswered += 1
