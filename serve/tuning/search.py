@@ -205,15 +205,8 @@ def _tuned(version: Version, place: Place, seconds: float, notify: Notify) -> di
         )
     best = choose(measured)
     simulated = _simulated(here, best, seconds * (1 - _ENGINES_SHARE), notify)
-    winner = Winner(
-        best.way.form,
-        best.way.precision,
-        best.way.threads,
-        best.useful_rows if spec.batched else 0,
-        best_delay(simulated),
-        best.rows_per_second,
-        sorted(best.way.setup.passes),
-    )
+    rows = best.useful_rows if spec.batched else 0
+    winner = Winner.of(best.way, rows, best_delay(simulated), best.rows_per_second)
     evidence = {
         "measurements": [_row(one, rows) for one in measured for rows in one.seconds],
         "simulations": [asdict(one) for one in simulated],

@@ -239,7 +239,7 @@ def _drift(models: list[ServedModel]) -> Iterator[Metric]:
                 where = (served.name, str(loaded.number), output)
                 _add(gaps, where, gap)
                 over.add_metric(where, gap.over)
-            dropped.add_metric((served.name, str(loaded.number)), drift.dropped)
+            dropped.add_metric((served.name, str(loaded.number)), drift.comparator.dropped)
     yield from (gaps, over, dropped)
 
 
@@ -264,8 +264,8 @@ def _shadow(models: list[ServedModel]) -> Iterator[Metric]:
         for output, gap in shadow.comparison.gaps().items():
             _add(gaps, (served.name, version, output), gap)
             flipped.add_metric((served.name, version, output), gap.flipped)
-        failed.add_metric((served.name, version), shadow.failed)
-        dropped.add_metric((served.name, version), shadow.dropped)
+        failed.add_metric((served.name, version), shadow.comparator.failed)
+        dropped.add_metric((served.name, version), shadow.comparator.dropped)
     yield from (gaps, flipped, failed, dropped)
 
 

@@ -127,16 +127,8 @@ class WhatServes:
         tuned = tuned_for(version, device)
         if tuned is None:
             return
-        way = self.way
-        winner = Winner(
-            way.form,
-            way.precision,
-            way.threads,
-            self.prepared.useful_rows,
-            tuned.winner.queue_delay_us,
-            tuned.winner.rows_per_second * max(gain, 1.0),
-            sorted(way.setup.passes),
-        )
+        delay_us, rate = tuned.winner.queue_delay_us, tuned.winner.rows_per_second * max(gain, 1.0)
+        winner = Winner.of(self.way, self.prepared.useful_rows, delay_us, rate)
         correct_tuned(version, device, winner, datetime.now(UTC).isoformat(timespec="seconds"), gain)
 
 

@@ -65,6 +65,11 @@ class Winner:
     rows_per_second: float
     passes: Sequence[str] = ()
 
+    @classmethod
+    def of(cls, way: Way, useful_rows: int, queue_delay_us: int, rows_per_second: float) -> "Winner":
+        passes = sorted(way.setup.passes)
+        return cls(way.form, way.precision, way.threads, useful_rows, queue_delay_us, rows_per_second, passes)
+
     @property
     def setup(self) -> CpuSetup:
         return CpuSetup(self.threads, frozenset(self.passes))

@@ -64,19 +64,15 @@ class Drift(Copying):
             rows = worst_rows(half.outputs, original.outputs) if self._is_batched else slice(None)
             self._keep([array[rows] for array in arrays])
 
-    @property
-    def dropped(self) -> int:
-        return self._comparator.dropped
-
     def numbers(self) -> dict[str, Any]:
         """The figures, as JSON."""
         with self._lock:
             recent = list(self._recent)
         return {
             "share": self._rules.parity_sample,
-            "checked": self._comparator.asked,
-            "dropped": self._comparator.dropped,
-            "failed": self._comparator.failed,
+            "checked": self.comparator.asked,
+            "dropped": self.comparator.dropped,
+            "failed": self.comparator.failed,
             "over_limit": self.over,
             "recent_over": sum(recent),
             "recent": len(recent),

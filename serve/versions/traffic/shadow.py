@@ -21,7 +21,7 @@ class Shadow:
         self.percent = percent
         self.comparison = AnswerComparison(loaded.spec, scale)
         self._batcher = loaded.behind(loaded.prepared)
-        self._comparator = ShadowComparator(self._batcher, judge, self._compare)
+        self.comparator = ShadowComparator(self._batcher, judge, self._compare)
 
     def _compare(self, _: Sequence[np.ndarray], answer: Answer, shadow: Answer) -> None:
         self.comparison.take(answer.outputs, shadow.outputs)
@@ -31,23 +31,15 @@ class Shadow:
 
     def behind(self, front: Submit) -> Submit:
         """``front``, with a share of its answered requests copied to the shadow."""
-        return Copying(front, self._comparator, Spread(self.percent / 100).takes)
-
-    @property
-    def dropped(self) -> int:
-        return self._comparator.dropped
-
-    @property
-    def failed(self) -> int:
-        return self._comparator.failed
+        return Copying(front, self.comparator, Spread(self.percent / 100).takes)
 
     def numbers(self) -> dict[str, Any]:
         """The figures, as JSON."""
         return {
             "version": self.loaded.number,
             "percent": self.percent,
-            "compared": self._comparator.asked,
-            "dropped": self._comparator.dropped,
-            "failed": self._comparator.failed,
+            "compared": self.comparator.asked,
+            "dropped": self.comparator.dropped,
+            "failed": self.comparator.failed,
             "outputs": self.comparison.to_json(),
         }

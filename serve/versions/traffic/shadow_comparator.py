@@ -100,12 +100,12 @@ class Copying:
     version of ``comparator`` too."""
 
     def __init__(self, front: Submit, comparator: ShadowComparator, takes: Callable[[], bool]) -> None:
-        self._front, self._comparator, self._takes = front, comparator, takes
+        self._front, self.comparator, self._takes = front, comparator, takes
 
     def submit(
         self, arrays: Sequence[np.ndarray], rows: int, terms: Terms = NO_TERMS
     ) -> asyncio.Future[Answer]:
         future = self._front.submit(arrays, rows, terms)
         if self._takes():
-            future.add_done_callback(partial(self._comparator.hear, arrays, rows))
+            future.add_done_callback(partial(self.comparator.hear, arrays, rows))
         return future

@@ -179,12 +179,12 @@ def test_a_shadow_that_fails_or_is_busy_is_counted_and_harms_nobody(store: Store
         for _ in range(5):
             assert infer(address) == "1"
         served = roster.all()[0]
-        until(lambda: served.shadow is not None and served.shadow.failed == 5)
+        until(lambda: served.shadow is not None and served.shadow.comparator.failed == 5)
         assert served.shadow is not None
-        served.shadow._comparator._begun += 16  # as if so many were on their way
+        served.shadow.comparator._begun += 16  # as if so many were on their way
         for _ in range(3):
             assert infer(address) == "1"
-        until(lambda: served.shadow is not None and served.shadow.dropped == 3)
+        until(lambda: served.shadow is not None and served.shadow.comparator.dropped == 3)
 
 
 @pytest.mark.slow
