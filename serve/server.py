@@ -39,6 +39,7 @@ from .finetune.jobs.records.database import DATABASE
 from .finetune.jobs.records.job_store import JobStore
 from .finetune.jobs.records.job_types import JobRow
 from .finetune.jobs.supervisor import Supervisor, jobs_at_once, trainer_memory
+from .finetune.jobs.training_request import TrainingPlace
 from .finetune.jobs.trial_run import TrialRuns
 from .finetune.web.api import SHOWN_JOBS, router
 from .finetune.web.refused import refuse_training
@@ -97,14 +98,11 @@ def _build(settings: Settings, store: Store, opened: ExitStack) -> tuple[InferFr
     opened.callback(close_all, app.state.endpoints)
     files = Files(store.root / UPLOADS, settings.limits.upload_bytes, most_bytes=settings.limits.files_bytes)
     kept = KeptFiles(job_store, files)
-    threads, kind = settings.trainer_threads, place.device.type
-    priority, processes = settings.trainer_priority, settings.trainer_processes
-    at_once = jobs_at_once(settings, kind)
+    device, kind, threads = str(place.device), place.device.type, settings.trainer_threads
+    at_once, leaving = jobs_at_once(settings, kind), lambda: roster.leaving
     memory = trainer_memory(settings, kind, at_once)
-    supervisor = Supervisor(
-        job_store, kept, store, roster, place, threads, priority, memory, processes, at_once
-    )
-    device, leaving = str(place.device), lambda: roster.leaving
+    training = TrainingPlace(device, threads, settings.trainer_priority, memory, settings.trainer_processes)
+    supervisor = Supervisor(job_store, kept, store, roster, place, training, at_once)
     trials = TrialRuns(job_store, files, store, device, threads, trainer_memory(settings, kind), leaving)
     app.include_router(router(job_store, kept, store, supervisor.wake, leaving, trials.run))
     app.router.lifespan_context = _lifespan(roster, opened.pop_all(), settings.shutdown_seconds, supervisor)

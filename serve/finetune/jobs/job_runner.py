@@ -32,7 +32,6 @@ from .worker_process import (
     Child,
     JobFailed,
     Paused,
-    Priority,
     ServerStops,
     StaleParent,
     WorkerLost,
@@ -46,18 +45,15 @@ MOST_PASSES = 3  # from or against which one job is made, where the active versi
 
 
 class JobRunner:
-    """Runs jobs, each in a thread of its own (`supervisor.py`). ``threads``, ``priority``, ``memory_bytes`` and
-    ``processes`` are the trainer's; ``stopping`` interrupts every job. ``at_once``: the number of jobs at once."""
+    """Runs jobs, each in a thread of its own (`supervisor.py`). ``training`` is the trainer's; ``stopping`` interrupts
+    every job. ``at_once``: the number of jobs at once."""
 
     def __init__(
         self, job_store: JobStore, files: Files, store: Store, roster: Roster, place: Place,
-        stopping: threading.Event, threads: int, priority: Priority, memory_bytes: int = 0, processes: int = 1,
-        at_once: int = 1,
+        stopping: threading.Event, training: asked.TrainingPlace, at_once: int = 1,
     ) -> None:  # fmt: skip
         self._job_store, self._files, self._store, self._roster = job_store, files, store, roster
-        self._place, self._stopping, self._threads = place, stopping, threads
-        self._priority: Priority = priority
-        self._memory_bytes, self._processes, self._at_once = memory_bytes, processes, at_once
+        self._stopping, self._training, self._at_once = stopping, training, at_once
         self._active = ActiveVersion(store, roster, place.until(stopping))
         self.conclude = Conclusion(job_store, store, roster, stopping).conclude
 
@@ -184,7 +180,7 @@ class JobRunner:
 
     def _rows(self, job: JobRow, parent: Version, folder: JobFolder) -> JobRows:
         """The job's rows, divided by a process, which is started again where it is killed."""
-        asked = asked_of(job, parent, self._job_store, self._files, self._priority)
+        asked = asked_of(job, parent, self._job_store, self._files, self._training.priority)
 
         def lines(child: Child) -> Iterator[Mapping[str, Any]]:
             return lines_of(child, job.id, self._job_store, self._stopping)
@@ -217,11 +213,7 @@ class JobRunner:
             self._job_store.record(job.id, "warn", why, {"code": STALE_PARENT})
 
     def _train(self, job: JobRow, parent: Version, rows: JobRows, folder: JobFolder) -> Mapping[str, Any]:
-        place = asked.TrainingPlace(
-            folder.of_pass, str(self._place.device), self._threads, self._priority, self._memory_bytes,
-            self._processes,
-        )  # fmt: skip
-        request = asked.training_request(parent, rows, job.hyperparameters, job.seed, job.id, place)
+        request = asked.training_request(parent, rows, job.hyperparameters, job.seed, job.id, self._training)
         child = Child.of_module(TRAINER, request, folder.of_pass / "train")
         watch = TrainingWatch(self._job_store, job.id, rows.numbers)
         last = watch.follow(child, lines_of(child, job.id, self._job_store, self._stopping, pauses=True))
@@ -252,8 +244,8 @@ class JobRunner:
                 "not_judged": not_judged(parent.spec(), rows.losses, judges),
             },
             "lineage": self._lineage(job, rows, trained, number),
-            "threads": self._threads,
-            "priority": self._priority,
+            "threads": self._training.threads,
+            "priority": self._training.priority,
             "at_once": self._at_once,
         }
         child = Child.of_module(

@@ -53,11 +53,11 @@ def reproduce(
     recorded = lineage.get("trained_with") or {}
     with tempfile.TemporaryDirectory(prefix="halfeven-reproduce-") as folder:
         place = TrainingPlace(
-            Path(folder), recorded.get("device", "cpu"), recorded.get("threads", 1), priority="normal",
+            recorded.get("device", "cpu"), recorded.get("threads", 1), "normal",
             processes=recorded.get("processes", 1),
         )  # fmt: skip
         try:
-            rows = divide(asked, place.folder, lambda child: lines_until(child, lambda: False))
+            rows = divide(asked, Path(folder), lambda child: lines_until(child, lambda: False))
         except BadSamples as error:
             raise BadInput(
                 f"the rows of {version} cannot be read: {error}. Where the server that trained it had a larger "

@@ -38,7 +38,8 @@ from .records.job_types import (
     RUNNING,
     JobRow,
 )
-from .worker_process import Cancelled, JobFailed, Paused, Priority, ServerStops
+from .training_request import TrainingPlace
+from .worker_process import Cancelled, JobFailed, Paused, ServerStops
 
 logger = logging.getLogger("halfeven.finetune")
 _GOES_ON = "job %s goes on with the next server"
@@ -48,13 +49,11 @@ _LOOK_EVERY_S = 0.2  # whether the server ends while its models are made ready
 
 
 class Supervisor:
-    """``threads``, ``priority``, ``memory_bytes`` (0: no limit) and ``processes`` are of the trainer's
-    process, which yields to serving. ``at_once``: so many jobs run beside each other."""
+    """``training`` is the trainer's, which yields to serving. ``at_once``: so many jobs run beside each other."""
 
     def __init__(
         self, job_store: JobStore, kept: KeptFiles, store: Store, roster: Roster, place: Place,
-        threads: int = 1, priority: Priority = "low", memory_bytes: int = 0, processes: int = 1,
-        at_once: int = 1,
+        training: TrainingPlace, at_once: int = 1,
     ) -> None:  # fmt: skip
         self._job_store, self._kept, self._store, self._roster = job_store, kept, store, roster
         self._at_once, self._running = at_once, dict[str, threading.Thread]()
@@ -62,9 +61,8 @@ class Supervisor:
         self._stopping = threading.Event()
         self._clock, self._tidy_at = time.monotonic, -math.inf
         self._runner = JobRunner(
-            job_store, kept.files, store, roster, place, self._stopping, threads, priority, memory_bytes, processes,
-            at_once,
-        )  # fmt: skip
+            job_store, kept.files, store, roster, place, self._stopping, training, at_once
+        )
         self._thread = threading.Thread(target=self._live, name="halfeven-finetune", daemon=True)
 
     def start(self) -> None:

@@ -32,10 +32,9 @@ _AMP = (
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlace:
-    """The folder and the device of one training, and its processes: ``processes`` train together, each with ``threads``
-    threads and ``priority``; all together may have ``memory_bytes`` of private memory (0: no limit)."""
+    """The device of a training, and its processes: ``processes`` train together, each with ``threads`` threads and
+    ``priority``; all together may have ``memory_bytes`` of private memory (0: no limit)."""
 
-    folder: Path
     device: str
     threads: int
     priority: Priority
@@ -51,12 +50,12 @@ def training_request(
     job: str,
     place: TrainingPlace,
 ) -> dict[str, Any]:
-    """The request that trainer.py reads. Writes the parent's program and weights into the folder, where
-    `job_rows.divide` has put the rows; the operator's module comes from the version's own stored source."""
+    """The request that trainer.py reads. Writes the parent's program and weights into the folder of the ``rows``; the
+    operator's module comes from the version's own stored source."""
     declared = parent.manifest.get("training", {})
     return {
         "job": job,
-        **_files(parent, place.folder, hyperparameters),
+        **_files(parent, rows.folder, hyperparameters),
         **_signature(parent.spec()),
         **_losses(parent, rows, declared, hyperparameters),
         **_processes(place, hyperparameters),

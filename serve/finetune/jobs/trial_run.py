@@ -36,6 +36,10 @@ NEWEST_JOBS = 50
 CHECK = "halfeven.serve.finetune.jobs.policy_check"
 COMPARED_STEPS = 8
 FP32 = EXACT_FIRST[0]
+_AS_TRAINED = (
+    "precision", "steps", "total_steps", "seconds_per_step", "peak_memory_bytes", "peak_device_bytes",
+    "memory_by_phase", "parameters", "trained",
+)  # fmt: skip
 Trained = Mapping[str, Any]
 StepsWith = Callable[[Mapping[str, Any], int], Trained]  # changed settings, steps → the trainer's last line
 
@@ -48,7 +52,7 @@ class TrialRuns:
         memory_bytes: int = 0, leaving: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         self._job_store, self._files, self._store, self._leaving = job_store, files, store, leaving
-        self._device, self._threads, self._memory_bytes = device, threads, memory_bytes
+        self._place = asked.TrainingPlace(device, threads, PRIORITY, memory_bytes)
         self._running = threading.Lock()
 
     def run(self, request: JobRequest, compare: bool = False) -> dict[str, Any]:
@@ -113,7 +117,7 @@ class TrialRuns:
             "version": parent.number,
             "samples": str(folder / HELD_OUT),
             "dtype": "bf16" if precision == "bf16" else "fp16",
-            "threads": self._threads,
+            "threads": self._place.threads,
             "priority": PRIORITY,
         }
         found = self._answer(Child.of_module(CHECK, question, folder / "check"), "check")
@@ -123,9 +127,8 @@ class TrialRuns:
         self, parent: Version, rows: JobRows, request: JobRequest, folder: Path, settings: Mapping[str, Any], steps: int
     ) -> Mapping[str, Any]:  # fmt: skip
         """``settings`` take the place of the job's own."""
-        place = asked.TrainingPlace(folder, self._device, self._threads, PRIORITY, self._memory_bytes)
         hyperparameters = {**request.hyperparameters, **settings}
-        question = asked.training_request(parent, rows, hyperparameters, request.seed, "trial", place)
+        question = asked.training_request(parent, rows, hyperparameters, request.seed, "trial", self._place)
         question |= {"trial_steps": steps}
         return self._answer(Child.of_module(TRAINER, question, folder / "train"), "trainer")
 
@@ -163,26 +166,18 @@ def _slow(trained: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _figures(trained: Mapping[str, Any], conversion_s: float | None) -> dict[str, Any]:
     """``estimated_seconds``: of the whole job, by ``estimated_parts``; without the conversion where none is known."""
     step_s = trained["seconds_per_step"]
-    parts = {"steps": step_s * trained["total_steps"]}
-    parts |= {
+    parts = {
+        "steps": step_s * trained["total_steps"],
         "steps of the range test": step_s * trained["range_test_steps"],
         **trained["seconds_beside_steps"],
     }
     if conversion_s is not None:
         parts["conversion, as of the last job"] = conversion_s
     return {
-        "precision": trained["precision"],
+        **{name: trained[name] for name in _AS_TRAINED},
         "estimated_parts": {name: seconds for name, seconds in parts.items() if seconds},
-        "steps": trained["steps"],
-        "total_steps": trained["total_steps"],
-        "seconds_per_step": step_s,
         "estimated_seconds": sum(parts.values()),
         "conversion_known": conversion_s is not None,
-        "peak_memory_bytes": trained["peak_memory_bytes"],
-        "peak_device_bytes": trained["peak_device_bytes"],
-        "memory_by_phase": trained["memory_by_phase"],
-        "parameters": trained["parameters"],
-        "trained": trained["trained"],
         "skipped": [cause for cause in trained["causes"] if cause is not None],
     }
 

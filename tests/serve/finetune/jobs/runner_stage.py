@@ -15,10 +15,10 @@ from halfeven.serve.finetune.jobs.job_runner import JobRunner
 from halfeven.serve.finetune.jobs.records.job_store import JobStore
 from halfeven.serve.finetune.jobs.records.job_types import FileRecord, JobRequest, JobRow
 from halfeven.serve.finetune.jobs.supervisor import Supervisor
-from halfeven.serve.finetune.jobs.training_request import NEEDED
+from halfeven.serve.finetune.jobs.training_request import NEEDED, TrainingPlace
 
 nothing: Any = None
-nowhere = Place(torch.device("cpu"), nothing)
+nowhere, trainer = Place(torch.device("cpu"), nothing), TrainingPlace("cpu", 1, "low")
 
 
 class Runner(JobRunner):
@@ -27,7 +27,7 @@ class Runner(JobRunner):
     def __init__(self, root: Path, roster: Any = nothing, place: Place = nowhere) -> None:
         self.store, self.job_store = Store(root), JobStore(root / "halfeven.db")
         files, stopping = Files(root / "files", 1000), threading.Event()
-        super().__init__(self.job_store, files, self.store, roster, place, stopping, 1, "low")
+        super().__init__(self.job_store, files, self.store, roster, place, stopping, trainer)
         self.made: list[str] = []
         self.training: Callable[[JobFolder], None] = lambda folder: None
         self.converting: Callable[[], None] = lambda: None
@@ -76,7 +76,7 @@ def publish(store: Store, **lineage: Any) -> Version:
 
 def supervisor_of(runner: Runner, roster: Any = None) -> Supervisor:
     kept = KeptFiles(runner.job_store, Files(runner.store.root / "files", 1000))
-    supervisor = Supervisor(runner.job_store, kept, runner.store, roster, nowhere)
+    supervisor = Supervisor(runner.job_store, kept, runner.store, roster, nowhere, trainer)
     supervisor._runner = runner
     return supervisor
 

@@ -21,7 +21,7 @@ from halfeven.serve.finetune.jobs.worker_process import Paused
 from halfeven.serve.settings import read_settings
 
 from tests.patience import PATIENCE_S
-from tests.serve.finetune.jobs.runner_stage import nowhere
+from tests.serve.finetune.jobs.runner_stage import nowhere, trainer
 
 
 class Place:
@@ -31,7 +31,7 @@ class Place:
         ready: Any = SimpleNamespace(wait=lambda timeout_s: None)
         self.job_store, store = JobStore(root / "halfeven.db"), Store(root)
         kept = KeptFiles(self.job_store, Files(root / "files", 1000))
-        self.supervisor = Supervisor(self.job_store, kept, store, ready, nowhere)
+        self.supervisor = Supervisor(self.job_store, kept, store, ready, nowhere, trainer)
         self.process: Callable[[], None] = lambda: None
         self.supervisor._runner._passes = lambda job, folder: self.process()  # type: ignore[method-assign]
         self.job_store.add_file(FileRecord("file-1", "a" * 64, 10, "train.npz", 1))
