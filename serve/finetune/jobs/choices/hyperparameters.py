@@ -1,25 +1,7 @@
 """The settings of a training: every number has its range and its default, and is checked before a job exists.
 
-What ``auto`` means:
-
-- ``n_epochs``: as many as make about 300 steps, from 3 to 50;
-- ``batch_size``: an eighth of the training rows, from 2 (BatchNorm needs two) to 32, and not above the model's
-  ``max_batch_size``;
-- ``learning_rate``: found by a range test in the trainer's process (`training/chosen.py`);
-  ``learning_rate_multiplier`` in its place is that multiple of 1e-4, AdamW's usual rate for a trained model;
-- ``precision``: measured there (`training/precision_test.py`); ``fp16_emulated`` stores FP16, its products are FP32's;
-- ``validation_split``: a tenth of the rows, at least 20, but never more than a third: a gain shows on enough rows only;
-- ``warmup_ratio``: a twentieth of the steps, and at most 100 steps; of ``one_cycle`` three tenths (torch's own);
-- ``growth_interval``: a tenth of all steps, from 20 to 2000 (torch's own): a short job must grow its scale too;
-- ``checkpoint_every``: a tenth of all steps: each time the held-out rows are evaluated and a checkpoint is written.
-
-``stale_parent`` says what becomes of a job whose parent is not active any more when it ends: its version is refused,
-judged against the active version and its judging set, or trained again from it. ``bad_rows``: whether a row that cannot
-be learnt from refuses the file, or is left out and named.
-
-``early_stopping_patience``: the training ends after so many evaluations without a smaller held-out loss; 0: it never
-does. The weights of the best evaluation are the job's. ``trainable``: patterns of the parameters that learn
-(``head.*``), or ``head``, ``lora``: see `trainable.py`. ``loss`` and ``class_weights``: see `loss_choice.py`.
+docs/finetune.md says what each does and what ``auto`` means. The trainer's process measures the ``learning_rate``
+(`training/chosen.py`) and the ``precision`` (`training/precision_test.py`).
 """
 
 import math
@@ -111,19 +93,19 @@ def is_setting(name: str) -> bool:
 
 
 def held_out_share(value: float | str, rows: int) -> float:
-    """The share of ``rows`` that is held out."""
+    """The share of ``rows`` that is held out. ``auto``: so many that a gain shows, but never more than a third."""
     return max(0.1, min(20 / rows, 1 / 3)) if value == AUTO else float(value)
 
 
 def resolve(values: Mapping[str, Any], rows: int, max_batch_size: int) -> dict[str, Any]:
     """The values with a number for every ``auto`` but those that the trainer measures; ``rows``: the number of rows to
-    train on (see this file's head). Raises BadHyperparameter for more than `MOST_STEPS` or `MOST_EVALUATIONS`.
+    train on. Raises BadHyperparameter for more than `MOST_STEPS` or `MOST_EVALUATIONS`.
 
     Source: ``auto`` is the word of OpenAI's fine-tuning jobs; the rules are ours.
     """
     found = dict(values)
     if found["batch_size"] == AUTO:
-        found["batch_size"] = min(32, max(2, rows // 8), max(max_batch_size, 1))
+        found["batch_size"] = min(32, max(2, rows // 8), max(max_batch_size, 1))  # BatchNorm needs two
     found["batch_size"] = min(found["batch_size"], rows)
     found["accumulation"] = min(found["accumulation"], math.ceil(rows / found["batch_size"]))
     steps_per_epoch = batch_count(rows, min(found["batch_size"] * found["accumulation"], rows))
@@ -139,7 +121,7 @@ def resolve(values: Mapping[str, Any], rows: int, max_batch_size: int) -> dict[s
         raise bad("n_epochs", f"{fault}; lower n_epochs, or raise batch_size or accumulation")
     if found["warmup_steps"] != AUTO:
         found["warmup_ratio"] = min(found["warmup_steps"] / steps, RANGES["warmup_ratio"].high)
-    elif found["warmup_ratio"] == AUTO:
+    elif found["warmup_ratio"] == AUTO:  # 0.3 is torch's default
         found["warmup_ratio"] = 0.3 if found["schedule"] == ONE_CYCLE else min(0.05, 100 / steps)
     found["warmup_steps"] = round(found["warmup_ratio"] * steps)
     if found["growth_interval"] == AUTO:

@@ -27,7 +27,6 @@ from .job_types import (
     CANCELLED,
     FAILED,
     FINAL,
-    LEVELS,
     PAUSED,
     QUEUED,
     SUCCEEDED,
@@ -297,9 +296,7 @@ class JobStore(FileStore):
         data: Mapping[str, Any] | None = None,
         kind: str = "message",
     ) -> JobEvent:
-        """Append an event; its number is the next one."""
-        if level not in LEVELS:
-            raise ValueError(f"level {level!r}: expected one of {', '.join(LEVELS)}")
+        """Append an event; its number is the next one. ``level``: info, warn or error."""
         with self._db.transaction() as db:
             self.job(id)
             last = db.execute("SELECT MAX(number) FROM events WHERE job = ?", [id]).fetchone()[0] or 0
