@@ -5,19 +5,15 @@ loop.
 """
 
 import threading
-import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
-from starlette.types import Receive, Scope, Send
 
 from ....models.errors import BadInput
-from ....models.files.opened_file import OpenedFile
 from ....models.store.store import Store
 from ...access.access_control import Permit
 from ...http.caller import json_answer, lease_of, read_order
@@ -30,8 +26,8 @@ from ..data.files import IN_MEMORY
 from ..data.kept_files import MOST_FILES, KeptFiles
 from ..jobs.job_admission import JobAdmission, checked_metadata
 from ..jobs.records.job_store import JobStore
-from ..jobs.records.job_types import FileRecord, JobRequest, JobRow, step_of
-from .event_stream import open_streams, streamed
+from ..jobs.records.job_types import JobRequest, JobRow, step_of
+from .event_stream import HeldStream, open_streams, streamed
 from .openai_shapes import checkpoint_body, event_body, file_body, job_body, page_of
 
 JOBS = "/v1/fine_tuning/jobs"
@@ -113,22 +109,10 @@ def _add_files(routes: APIRouter, job_store: JobStore, kept: KeptFiles) -> None:
     @routes.get("/v1/files/{id}/content")
     def content(id: str, request: Request) -> Response:
         """The bytes of a file."""
-        return _Content(*kept.opened(id, permit_of(request.scope).owners))
-
-
-class _Content(StreamingResponse):
-    """The bytes of a file, which is closed at the end of the answer, also of one that was never begun."""
-
-    def __init__(self, record: FileRecord, opened: OpenedFile) -> None:
+        record, opened = kept.opened(id, permit_of(request.scope).owners)
         headers = {"content-length": str(record.bytes), "x-content-type-options": "nosniff"}
         chunks = iter(partial(opened.handle.read, _CHUNK), b"")
-        super().__init__(chunks, headers=headers, media_type="application/octet-stream")
-        self._opened = opened
-        weakref.finalize(self, opened.close)  # of one that was never begun
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._opened:
-            await super().__call__(scope, receive, send)
+        return HeldStream(chunks, opened.close, "application/octet-stream", headers)
 
 
 def _add_jobs(

@@ -2,17 +2,18 @@
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import orjson
 from fastapi import Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
+from starlette.responses import ContentStream
 from starlette.types import Receive, Scope, Send
 
 from ...access.access_control import OPEN, Permit
 from ...http.limits.request_limits import DEFAULTS
-from ...http.limits.shared_places import SharedPlaces, TakenPlace
+from ...http.limits.shared_places import SharedPlaces
 from ..jobs.records.job_store import JobStore
 from ..jobs.records.job_types import JobEvent
 from .openai_shapes import event_body
@@ -45,7 +46,8 @@ async def streamed(
     try:
         events, ended = await run_in_threadpool(_behind, job_store, id, last)
         if not (ended and not events and last is not None):
-            return _CountedStream(_stream(job_store, id, last, leaving, permit.stands), place)
+            stream = _stream(job_store, id, last, leaving, permit.stands)
+            return HeldStream(stream, place.leave, "text/event-stream", _HEADERS)
     except BaseException:
         place.leave()
         raise
@@ -53,19 +55,20 @@ async def streamed(
     return Response(status_code=204)
 
 
-class _CountedStream(StreamingResponse):
-    """A stream that gives its place back when it has ended, also where it was never begun."""
+class HeldStream(StreamingResponse):
+    """A stream that gives back what it holds (``release``) when it has ended, also where it was never begun."""
 
-    def __init__(self, stream: AsyncIterator[bytes], place: TakenPlace) -> None:
-        super().__init__(stream, headers=_HEADERS, media_type="text/event-stream")
-        self._place = place
-        weakref.finalize(self, place.leave)  # of one that was never begun
+    def __init__(
+        self, content: ContentStream, release: Callable[[], None], media_type: str, headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(content, headers=headers, media_type=media_type)
+        self._release = weakref.finalize(self, release)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._place.leave()
+            self._release()
 
 
 async def _stream(

@@ -20,17 +20,15 @@ from ..jobs.records.job_types import (
 )
 
 T = TypeVar("T")
+# The fields of a job's row that are shown as they are: in the job, and in its ``halfeven`` object.
+_THEIRS = (
+    "id", "created_at", "finished_at", "model", "fine_tuned_model", "status", "training_file", "validation_file",
+    "seed", "estimated_finish", "metadata",
+)  # fmt: skip
 _OURS = (
-    "version",
-    "attempts",
-    "revision",
-    "cancel_requested",
-    "pause_requested",
-    "started_at",
-    "progress",
-    "gate",
-    "summary",
-)
+    "stage", "parent_version", "version", "attempts", "revision", "cancel_requested", "pause_requested", "started_at",
+    "progress", "gate", "summary",
+)  # fmt: skip
 
 
 def file_body(record: FileRecord) -> dict[str, Any]:
@@ -50,32 +48,17 @@ def file_body(record: FileRecord) -> dict[str, Any]:
 def job_body(job: JobRow) -> dict[str, Any]:
     hyperparameters = dict(job.hyperparameters)
     return {
-        "id": job.id,
+        **{name: getattr(job, name) for name in _THEIRS},
         "object": "fine_tuning.job",
-        "created_at": job.created_at,
-        "finished_at": job.finished_at,
-        "model": job.model,
-        "fine_tuned_model": job.fine_tuned_model,
         "organization_id": "halfeven",
-        "status": job.status,
         "hyperparameters": hyperparameters,
-        "training_file": job.training_file,
-        "validation_file": job.validation_file,
         "result_files": [],
         "trained_tokens": None,
         "error": _error(job),
-        "seed": job.seed,
-        "estimated_finish": job.estimated_finish,
         "method": {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
-        "metadata": job.metadata,
         "user_provided_suffix": job.suffix,
         "integrations": [],
-        "halfeven": {
-            "stage": job.stage,
-            "parent_version": job.parent_version,
-            "promotion": _promotion(job),
-            **{name: getattr(job, name) for name in _OURS},
-        },
+        "halfeven": {"promotion": _promotion(job), **{name: getattr(job, name) for name in _OURS}},
     }
 
 
