@@ -94,7 +94,7 @@ def tensors_of(path: Path, kind: str, spec: ModelSpec, max_bytes: int) -> dict[s
         raise BadSamples(
             f"the columns {unknown[:5]} are unknown: expected {sorted(known)}, or 'NAME.0', 'NAME.1', …"
         )
-    return {name: np.ascontiguousarray(_shaped(array, *known[name], spec)) for name, array in found.items()}
+    return {name: np.ascontiguousarray(_shaped(array, known[name][0], spec)) for name, array in found.items()}
 
 
 def pictures_of(
@@ -253,19 +253,12 @@ def _is_list(kind: Any) -> bool:
     return any(test(kind) for test in (*tests, types.is_large_list_view))
 
 
-def _shaped(array: np.ndarray, tensor: TensorSpec, dtype: Any, spec: ModelSpec) -> np.ndarray:
-    """A row that was written flat in the shape of its tensor, where that is known."""
+def _shaped(array: np.ndarray, tensor: TensorSpec, spec: ModelSpec) -> np.ndarray:
+    """Rows that were written flat in the shape of their tensor, where that is known."""
     inner = tensor.shape[1:] if spec.batched else tensor.shape
     if array.dtype == np.int64 and classifies(tensor):
         inner = inner[:-1]
     sizes = [dim.minimum for dim in inner if dim.fixed]
-    if (
-        len(sizes) == len(inner)
-        and array.ndim == 2
-        and len(sizes) != 1
-        and array[0].size == int(np.prod(sizes))
-    ):
-        return array.reshape(len(array), *sizes)
-    if array.ndim == 1 and sizes == [1] * len(inner):
+    if len(sizes) == len(inner) and array.ndim <= 2 and array.size == len(array) * np.prod(sizes):
         return array.reshape(len(array), *sizes)
     return array

@@ -15,6 +15,7 @@ import numpy as np
 from ....exporters.inputs.samples import Samples
 from ....exporters.proof.prove import Answers
 from ....exporters.proof.subject import FurtherVerdict
+from ....models.files.json_fields import as_json
 from ....models.spec.spec import ModelSpec, TensorSpec
 from .judging_metrics import (
     AUROC,
@@ -100,7 +101,7 @@ def judge(
                 compared = pairs.compare(old, new, len(sets[HELD_OUT].targets))
                 numbers["forms"][form].setdefault(name, {})[tensor.name] = {
                     **pairs.facts(new),
-                    "comparison": _finite(compared.to_json()),
+                    "comparison": compared.to_json(),
                 }
                 worse = compared.loss > 0 or not math.isfinite(compared.loss)
                 if not compared.holds and (worse or name != HELD_OUT):
@@ -157,7 +158,7 @@ class _Pairs:
                 metric: per_class(metric, self.scores(metric, predicted), self.targets, classes)
                 for metric in self.metrics
             }
-        return _finite(facts)
+        return as_json(facts)
 
     def compare(self, old: np.ndarray, new: np.ndarray, tests: int) -> Comparison:
         """Rows for which the old version has no finite value are gained, where the new one has one for every row; the
@@ -224,17 +225,6 @@ def _predicted(tensor: TensorSpec, came: np.ndarray, metrics: Sequence[str]) -> 
     if not classifies(tensor) or AUROC in metrics:
         return came.astype(np.float32)
     return classes_of(came)
-
-
-def _finite(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts with None in place of NaN and infinity, which JSON does not have."""
-
-    def clean(value: Any) -> Any:
-        if isinstance(value, dict):
-            return _finite(value)
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return {name: clean(value) for name, value in facts.items()}
 
 
 def _fault(

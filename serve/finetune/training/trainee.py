@@ -24,7 +24,6 @@ from torch.fx import GraphModule
 from ....models.capture import sources
 from ....models.capture.child import Flat
 from ....models.capture.failures import Refused, first_lines
-from ....models.files.durable import no_space_left
 from ....models.order import lacking_memory
 from .loop.half_model import HalfModel, without_autocast
 from .loop.setting_names import HALF_LEVELS
@@ -282,11 +281,7 @@ def tied(module: GraphModule) -> dict[str, str]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or bool(lacking_memory.is_out_of_memory(error))
-
-
-def disk_full(error: BaseException) -> bool:
-    return bool(no_space_left(error))
+    return isinstance(error, torch.OutOfMemoryError) or lacking_memory.is_out_of_memory(error)
 
 
 def one_line(error: BaseException) -> str:

@@ -22,6 +22,7 @@ import torch  # noqa: E402
 
 from ....models.capture import failures  # noqa: E402
 from ....models.engines.true_fp32 import use_true_fp32  # noqa: E402
+from ....models.files.durable import no_space_left  # noqa: E402
 from ....models.order import ends_with_parent  # noqa: E402
 from . import trainee, training_job  # noqa: E402
 from .loop import ranks  # noqa: E402
@@ -144,7 +145,7 @@ def failure(error: Any, request: Request) -> Line:
         code = "OUT_OF_MEMORY"
         message = "ran out of memory" + (f": the limit is {limit:.1f} GiB" if limit else "")
         message += ". Lower batch_size, or give the trainer more memory (HALFEVEN_TRAINER_MEMORY_MIB)."
-    elif trainee.disk_full(error):
+    elif no_space_left(error):
         code = "DISK_FULL"
         message = "the disk of the store is full. Delete versions or files there, then create the job again."
     else:

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ....models.files.durable import fsync
+from ....models.files.json_fields import as_json, finite
 from ....models.files.tensor_file import save_tensors
 from ....models.machine import processor
 from ....models.store.manifest import sha256_of
@@ -264,11 +265,11 @@ class TrainingJob:
         return in_parents_form(self._trainee.state(), self._parent) | kept
 
     def _line(self, record: StepRecord) -> Line:
-        line = {key: number(value) for key, value in asdict(record).items()}
+        line = as_json(asdict(record))
         if found := line.pop("overflow"):
             line["overflow"] = {"words": found[0], "rows": self._training.rows[list(found[1])].tolist()}
-        if losses := line.pop("losses"):
-            line["losses"] = {name: number(value) for name, value in losses.items()}
+        if not line["losses"]:
+            del line["losses"]
         line["quarantined"] = self._training.rows[list(record.quarantined)].tolist()
         return {"type": "step", **line}
 
@@ -282,7 +283,7 @@ class TrainingJob:
                 self._best.take(step, loss, self._learnt())
         trained = self.summary.last_loss
         self._log(
-            {"type": "evaluation", "step": step, "held_out_loss": number(loss), "loss": trained, "best": best}
+            {"type": "evaluation", "step": step, "held_out_loss": finite(loss), "loss": trained, "best": best}
         )
 
     def _note(self, code: str, message: str | None) -> None:
@@ -327,11 +328,6 @@ def trained_with(device: str, processes: int) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "processes": processes,
     }
-
-
-def number(value: Any) -> Any:
-    """JSON has no NaN and no infinity."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass
