@@ -14,15 +14,23 @@ from typing import Any
 
 import numpy as np
 from halfeven.models.engines.engine import Engine
-from halfeven.models.spec.spec import Batching, Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import Batching, ModelSpec, TensorSpec
 from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.device import Bell, DeviceThread
 from halfeven.serve.batching.interface import Answer, PreparedVersion
 
 from tests.patience import PATIENCE_S
+from tests.serve.clock import Clock
+from tests.specs import tensor as tensor_of
 
 POISON = -1.0
 Future = asyncio.Future[Answer]
+
+
+def _opened() -> threading.Event:
+    gate = threading.Event()
+    gate.set()
+    return gate
 
 
 @dataclass(eq=False)
@@ -35,15 +43,14 @@ class Fake(Engine):
     device: str = "cpu"
     batches: list[list[tuple[int, ...]]] = field(default_factory=list)
     closed: bool = False
-    gate: threading.Event | None = None
+    gate: threading.Event = field(default_factory=_opened)
     entered: Callable[[], object] = lambda: None
 
     def run(self, parts: Any) -> list[np.ndarray]:
         assert not self.closed, "run after close"
         self.batches.append([part.shape for part in parts[0]])
         self.entered()
-        if self.gate is not None:
-            assert self.gate.wait(PATIENCE_S)
+        assert self.gate.wait(PATIENCE_S)
         joined = np.concatenate(parts[0])
         if (joined == POISON).any():
             raise ValueError("poison")
@@ -74,7 +81,7 @@ def timers_by_hand() -> Iterator[Callable[[], None]]:
 
 
 def tensor(name: str, *shape: int) -> TensorSpec:
-    return TensorSpec(name, "FP32", tuple(Dim.parse(size) for size in shape))
+    return tensor_of(name, "FP32", *shape)
 
 
 def spec(rows: int = 64, width: int = 4, queue: int = 1024, delay_us: int = 0, **batching: Any) -> ModelSpec:
@@ -123,6 +130,16 @@ async def serving(
         assert await asyncio.to_thread(device.stop, 30)
 
 
+async def together(
+    batcher: Batcher, device: DeviceThread, *inputs: list[np.ndarray], return_exceptions: bool = False
+) -> list[Any]:
+    """The answers to requests that wait together before the device takes the first."""
+    device.hold()
+    futures = [batcher.submit(arrays, len(arrays[0])) for arrays in inputs]
+    device.release()
+    return await asyncio.gather(*futures, return_exceptions=return_exceptions)
+
+
 async def looked(device: DeviceThread) -> None:
     """Return after the device thread has looked at its queues at least once."""
     for _ in range(2):  # the first call's round ends with a look, before the second call is run
@@ -161,6 +178,11 @@ async def asleep(device: DeviceThread) -> None:
     await looked(device)
     while not device._bell.nobody_is_up:
         await asyncio.sleep(0)
+
+
+def slow(clock: Clock[int], ns: int) -> Fake:
+    """An engine whose every batch takes so long by the clock."""
+    return Fake(entered=lambda: setattr(clock, "now", clock.now + ns))
 
 
 def gated() -> tuple[Fake, asyncio.Event]:

@@ -9,15 +9,10 @@ from halfeven.serve.batching.admission import Pace
 from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.device import DeviceThread
 
-from tests.serve.batching.stage import Fake, Future, async_test, gated, rows_of, serving, spec
+from tests.serve.batching.stage import Fake, Future, async_test, gated, rows_of, serving, slow, spec, together
 from tests.serve.clock import Clock
 
 MS = 1_000_000
-
-
-def slow(clock: Clock[int], ms: int) -> Fake:
-    """An engine whose every batch takes so long by the clock."""
-    return Fake(entered=lambda: setattr(clock, "now", clock.now + ms * MS))
 
 
 # Bytes
@@ -75,7 +70,7 @@ async def test_a_large_request_is_cut_by_bytes_as_well() -> None:
 @async_test
 async def test_a_request_that_would_wait_too_long_is_refused_with_when_to_come_back() -> None:
     clock = Clock(0)
-    async with serving(slow(clock, 100), spec(rows=4, max_queue_ms=250), clock) as (batcher, device):
+    async with serving(slow(clock, 100 * MS), spec(rows=4, max_queue_ms=250), clock) as (batcher, device):
         await batcher.submit(rows_of(*range(4)), 4)
         device.hold()
         futures = [batcher.submit(rows_of(1), 1) for _ in range(12)]  # three batches: waits of 0 to 200 ms
@@ -92,7 +87,6 @@ async def test_a_request_that_would_wait_too_long_is_refused_with_when_to_come_b
 async def test_the_rest_of_the_batch_under_way_counts() -> None:
     clock = Clock(0)
     engine, inside = gated()
-    assert engine.gate is not None
     async with serving(engine, spec(rows=4, max_queue_ms=50), clock) as (batcher, _):
         batcher._scheduler.pace.ended(4, 1, 0, 100 * MS, 4)  # it knows: 100 ms for four rows
         clock.now = 1000 * MS
@@ -112,16 +106,13 @@ async def test_the_rest_of_the_batch_under_way_counts() -> None:
 @async_test
 async def test_nothing_is_refused_on_a_guess_before_anything_was_measured() -> None:
     async with serving(Fake(), spec(rows=1, max_queue_ms=1), Clock(0)) as (batcher, device):
-        device.hold()
-        futures = [batcher.submit(rows_of(1), 1) for _ in range(50)]
-        device.release()
-        await asyncio.gather(*futures)
+        await together(batcher, device, *(rows_of(1) for _ in range(50)))
 
 
 @async_test
 async def test_shapes_that_differ_wait_for_each_others_batches() -> None:
     clock = Clock(0)
-    async with serving(slow(clock, 100), spec(width=-1, max_queue_ms=150), clock) as (batcher, device):
+    async with serving(slow(clock, 100 * MS), spec(width=-1, max_queue_ms=150), clock) as (batcher, device):
         await batcher.submit(rows_of(*range(64)), 64)
         device.hold()
         futures = [batcher.submit(rows_of(1, width=w), 1) for w in (1, 2, 3)]
@@ -177,7 +168,7 @@ def test_the_batches_of_other_models_count_as_what_it_costs() -> None:
 @async_test
 async def test_after_an_overload_everybody_is_let_in_at_once() -> None:
     clock = Clock(0)
-    async with serving(slow(clock, 100), spec(rows=2, max_queue_ms=300), clock) as (batcher, device):
+    async with serving(slow(clock, 100 * MS), spec(rows=2, max_queue_ms=300), clock) as (batcher, device):
         await batcher.submit(rows_of(1, 2), 2)
         admitted, refused = await overload(batcher, device, 50)
         assert (len(admitted), refused) == (8, 42)  # waits of 0, 100, 200 and 300 ms, two each

@@ -21,8 +21,10 @@ from tests.serve.batching.stage import (
     prepared,
     rows_of,
     serving,
+    slow,
     spec,
     tensor,
+    together,
 )
 from tests.serve.clock import Clock
 
@@ -31,8 +33,7 @@ from tests.serve.clock import Clock
 
 @async_test
 async def test_what_waits_becomes_one_batch_and_the_answer_says_so() -> None:
-    engine, clock = Fake(), Clock(0)
-    engine.entered = lambda: setattr(clock, "now", clock.now + 500)
+    engine = slow(clock := Clock(0), 500)
     async with serving(engine, clock=clock) as (batcher, device):
         device.hold()
         futures = [batcher.submit(rows_of(i), 1) for i in range(5)]
@@ -79,10 +80,7 @@ async def test_a_request_alone_in_its_batch_gets_the_outputs_as_the_engine_made_
 async def test_rows_are_counted_not_requests() -> None:
     engine = Fake()
     async with serving(engine, spec(rows=4)) as (batcher, device):
-        device.hold()
-        futures = [batcher.submit(rows_of(*[1.0] * n), n) for n in (3, 1, 2, 3, 4, 1, 1)]
-        device.release()
-        await asyncio.gather(*futures)
+        await together(batcher, device, *(rows_of(*[1.0] * n) for n in (3, 1, 2, 3, 4, 1, 1)))
     assert [[shape[0] for shape in batch] for batch in engine.batches] == [[3, 1], [2], [3], [4], [1, 1]]
 
 
@@ -90,10 +88,7 @@ async def test_rows_are_counted_not_requests() -> None:
 async def test_requests_of_different_lengths_are_never_mixed_and_the_oldest_goes_first() -> None:
     engine = Fake()
     async with serving(engine, spec(width=-1)) as (batcher, device):
-        device.hold()
-        futures = [batcher.submit(rows_of(1, width=w), 1) for w in (7, 3, 7, 3, 5, 7)]
-        device.release()
-        await asyncio.gather(*futures)
+        await together(batcher, device, *(rows_of(1, width=w) for w in (7, 3, 7, 3, 5, 7)))
     assert [[shape[1] for shape in batch] for batch in engine.batches] == [[7, 7, 7], [3, 3], [5]]
 
 
@@ -148,8 +143,7 @@ async def test_with_a_delay_a_full_batch_does_not_wait() -> None:
 
 @async_test
 async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
-    clock, engine = Clock(0), Fake()
-    engine.entered = lambda: setattr(clock, "now", clock.now + 500_000_000)
+    engine = slow(clock := Clock(0), 500_000_000)
     async with serving(engine, spec(queue=3), clock) as (batcher, device):
         await batcher.submit(rows_of(0), 1)  # from this it knows: half a second per batch
         device.hold()
@@ -167,16 +161,12 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
 
 @async_test
 async def test_callers_who_were_answered_together_are_waited_for_briefly_and_a_lone_one_never() -> None:
-    clock, engine = Clock(0), Fake()
-    engine.entered = lambda: setattr(clock, "now", clock.now + 10_000_000)
+    engine = slow(clock := Clock(0), 10_000_000)
     async with serving(engine, spec(), clock) as (batcher, device):
         await batcher.submit(rows_of(0), 1)
         # Nothing is waited for after a batch of one: the clock stands still.
         await batcher.submit(rows_of(0), 1)
-        device.hold()
-        together = [batcher.submit(rows_of(i), 1) for i in range(3)]
-        device.release()
-        await asyncio.gather(*together)
+        await together(batcher, device, *(rows_of(i) for i in range(3)))
         first = batcher.submit(rows_of(3), 1)
         await looked(device)
         assert not first.done(), "a batch of its own would make the others wait for it"
@@ -197,46 +187,6 @@ async def test_a_batcher_used_from_a_second_event_loop_says_so() -> None:
 
         with pytest.raises(RuntimeError, match="two event loops"):
             await asyncio.to_thread(asyncio.run, elsewhere())
-
-
-# Callers who leave
-
-
-@async_test
-async def test_a_caller_who_leaves_while_waiting_costs_nothing_and_is_counted() -> None:
-    engine = Fake()
-    async with serving(engine) as (batcher, device):
-        device.hold()
-        futures = [batcher.submit(rows_of(i), 1) for i in range(6)]
-        for gone in (0, 3, 5):
-            futures[gone].cancel()
-        device.release()
-        answers = await asyncio.gather(*(futures[i] for i in (1, 2, 4)))
-        assert [float(a.outputs[0][0, 0]) for a in answers] == [1, 2, 4]
-        assert engine.batches == [[(1, 4)] * 3]
-        await looked(device)
-        assert (batcher.all_counters()[0].vanished, batcher.waiting) == (3, 0)
-
-
-# Beside others
-
-
-@async_test
-async def test_a_batcher_in_the_background_waits_for_the_others_however_late_they_came() -> None:
-    order: list[str] = []
-    async with serving(Fake(entered=lambda: order.append("foreground"))) as (batcher, device):
-        behind = Fake(entered=lambda: order.append("background"))
-        shadow = Batcher(spec(), device, prepared(behind), background=True)
-        device.hold()
-        futures = [shadow.submit(rows_of(1), 1)]
-        await looked(device)
-        futures.append(batcher.submit(rows_of(2), 1))
-        await looked(device)
-        device.release()
-        await asyncio.gather(*futures)
-        await shadow.drain()
-        device.detach(shadow)
-    assert order == ["foreground", "background"]
 
 
 # Failures
@@ -261,11 +211,9 @@ async def test_an_engine_that_exits_the_interpreter_fails_its_batch_and_nothing_
 @async_test
 async def test_a_batch_that_could_not_even_be_joined_is_answered() -> None:
     async with serving(Fake()) as (batcher, device):
-        device.hold()
-        good, bad = batcher.submit(rows_of(1), 1), batcher.submit(rows_of(2, width=9), 1)
-        device.release()
-        assert (await good).outputs[0].item() == 1
-        assert (await bad).outputs[0].item() == 2  # a mismatch inside a batch ends in runs of one
+        good, bad = await together(batcher, device, rows_of(1), rows_of(2, width=9))
+        assert good.outputs[0].item() == 1
+        assert bad.outputs[0].item() == 2  # a mismatch inside a batch ends in runs of one
 
 
 # Versions
@@ -275,7 +223,6 @@ async def test_a_batch_that_could_not_even_be_joined_is_answered() -> None:
 async def test_no_batch_mixes_versions_and_the_old_one_may_be_closed_at_once() -> None:
     old, inside = gated()
     new = Fake(factor=2.0)
-    assert old.gate is not None
     async with serving(old) as (batcher, device):
         before = [batcher.submit(rows_of(i), 1) for i in range(3)]
         await inside.wait()

@@ -105,7 +105,6 @@ async def test_while_the_device_computes_a_brief_batch_waits_for_it() -> None:
         second = other.submit(rows_of(2.0), 1)
         await asyncio.sleep(0)  # handed over
         assert not second.done() and brief.threads == []
-        assert slow.gate is not None
         slow.gate.set()
         await asyncio.gather(first, second)
         assert here() not in brief.threads
@@ -205,7 +204,6 @@ async def test_what_the_device_thread_ends_just_then_is_answered_on_the_event_lo
 
         def running_here(one: Any) -> bool:
             """The first batch ends between the decision to run here and the device's refusal."""
-            assert engine.gate is not None
             engine.gate.set()
             assert answered.wait(PATIENCE_S)
             found.append(first.done())

@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 from halfeven.models.spec.filled_lengths import Lengths, longest_of
-from halfeven.models.spec.spec import Batching, Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import Batching, ModelSpec
 from halfeven.serve.batching.cheapest_batch import BATCH_PLACES, cheapest_batch
 from halfeven.serve.batching.request_queue import Request, RequestQueue
+
+from tests.specs import tensor
 
 
 class Stays:
@@ -51,14 +53,11 @@ def test_the_batches_are_the_cheapest_of_all_divisions() -> None:
 
 
 def two_axes(*lengths: int, **batching: Any) -> ModelSpec:
-    def tensor(name: str, *shape: int | str) -> TensorSpec:
-        return TensorSpec(name, "INT64", tuple(Dim.parse(size) for size in (-1, *shape)))
-
     inputs = (
-        tensor("text", "words=1..200"),
-        tensor("text_mask", "words=1..200"),
-        tensor("sound", "steps=1..400", -1),
-        tensor("sound_mask", "steps=1..400"),
+        tensor("text", "INT64", -1, "words=1..200"),
+        tensor("text_mask", "INT64", -1, "words=1..200"),
+        tensor("sound", "INT64", -1, "steps=1..400", -1),
+        tensor("sound_mask", "INT64", -1, "steps=1..400"),
     )
     return ModelSpec("m", inputs, (), 8, batching=Batching(lengths=lengths, **batching))
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -529,14 +530,12 @@ class Ahead(Fake):
             raise self.refuses
         self.launched += 1
         assert self.launched <= self.in_flight
-        engine = self
 
-        class Waiting:
-            def wait(self) -> list[np.ndarray]:
-                engine.launched -= 1
-                return Fake.run(engine, parts)
+        def wait() -> list[np.ndarray]:
+            self.launched -= 1
+            return Fake.run(self, parts)
 
-        return Waiting()
+        return SimpleNamespace(wait=wait)
 
 
 def test_two_batches_in_flight_are_each_answered_by_their_own_rows() -> None:

@@ -22,6 +22,7 @@ from tests.serve.batching.stage import (
     rows_of,
     serving,
     spec,
+    together,
 )
 from tests.serve.clock import Clock
 
@@ -94,10 +95,7 @@ async def test_the_next_full_batch_is_launched_before_the_first_is_waited_for() 
     engine = Ahead()
     engine.done.set()
     async with serving(engine, spec(rows=2)) as (batcher, device):
-        device.hold()
-        futures = [batcher.submit(rows_of(i), 1) for i in range(7)]
-        device.release()
-        answers = await asyncio.gather(*futures)
+        answers = await together(batcher, device, *(rows_of(i) for i in range(7)))
     assert [answer.outputs[0].item() for answer in answers] == list(range(7))
     assert engine.events == [
         "launch 2", "launch 2", "wait 2", "launch 2", "wait 2", "wait 2", "launch 1", "wait 1",
@@ -121,11 +119,8 @@ async def test_a_launched_batch_that_fails_is_tried_in_halves_and_the_one_behind
     engine = Ahead()
     engine.done.set()
     async with serving(engine, spec(rows=4)) as (batcher, device):
-        device.hold()
-        values = [0, POISON, 2, 3, 4, 5, 6, 7]
-        futures = [batcher.submit(rows_of(value), 1) for value in values]
-        device.release()
-        got = await asyncio.gather(*futures, return_exceptions=True)
+        inputs = [rows_of(value) for value in (0, POISON, 2, 3, 4, 5, 6, 7)]
+        got = await together(batcher, device, *inputs, return_exceptions=True)
     assert isinstance(got[1], EngineFailed)
     assert [a.outputs[0].item() for a in got if not isinstance(a, BaseException)] == [0, 2, 3, 4, 5, 6, 7]
     assert engine.events[:3] == ["launch 4", "launch 4", "wait 4"] and engine.events[-1] == "wait 4"
@@ -147,10 +142,8 @@ async def test_an_engine_that_cannot_even_launch_fails_its_callers_and_nobody_el
     engine = Refusing()
     engine.done.set()
     async with serving(engine, spec(rows=2)) as (batcher, device):
-        device.hold()
-        futures = [batcher.submit(rows_of(value), 1) for value in (0, 1, POISON, 3, 4)]
-        device.release()
-        got = await asyncio.gather(*futures, return_exceptions=True)
+        inputs = [rows_of(value) for value in (0, 1, POISON, 3, 4)]
+        got = await together(batcher, device, *inputs, return_exceptions=True)
     assert isinstance(got[2], EngineFailed) and "no stream left" in str(got[2])
     assert [a.outputs[0].item() for a in got if not isinstance(a, BaseException)] == [0, 1, 3, 4]
 
@@ -333,14 +326,3 @@ async def test_held_the_device_begins_nothing_and_still_ends_what_is_in_flight()
         assert not last.done()
         device.release()
         await last
-
-
-@async_test
-async def test_an_engine_that_has_no_launch_runs_one_batch_after_another() -> None:
-    engine = Fake()
-    async with serving(engine, spec(rows=2)) as (batcher, device):
-        device.hold()
-        futures = [batcher.submit(rows_of(i), 1) for i in range(5)]
-        device.release()
-        await asyncio.gather(*futures)
-    assert [len(batch) for batch in engine.batches] == [2, 2, 1]

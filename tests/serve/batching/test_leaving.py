@@ -24,7 +24,8 @@ def held(batcher: Batcher) -> tuple[int, int, int, int]:
 
 @async_test
 async def test_four_callers_that_left_refuse_nobody_while_a_batch_runs() -> None:
-    async with serving(Fake(), spec(queue=4)) as (batcher, device):
+    engine = Fake()
+    async with serving(engine, spec(queue=4)) as (batcher, device):
         device.hold()
         gone = [batcher.submit(rows_of(1), 1) for _ in range(4)]
         with pytest.raises(Overloaded):
@@ -39,6 +40,7 @@ async def test_four_callers_that_left_refuse_nobody_while_a_batch_runs() -> None
         await asyncio.gather(*stays)
         counters = batcher.all_counters()[0]
         assert (counters.vanished, counters.requests, held(batcher)) == (4, 4, (0, 0, 0, 0))
+    assert engine.batches == [[(1, 4)] * 4], "who left is not run"
 
 
 @async_test

@@ -7,23 +7,21 @@ from typing import Any
 import numpy as np
 from halfeven.models.engines.engine import Engine
 from halfeven.models.spec.filled_lengths import Lengths
-from halfeven.models.spec.spec import Batching, Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import Batching, ModelSpec
 from halfeven.serve.batching.batcher import Batcher
 from halfeven.serve.batching.interface import Answer, PreparedVersion, Terms
 
-from tests.serve.batching.stage import async_test, prepared, serving
+from tests.serve.batching.stage import async_test, prepared, serving, together
+from tests.specs import tensor
 
 LENGTHS = (80, 160)
 
 
 def spec(*lengths: int, rows: int = 16, **batching: Any) -> ModelSpec:
-    def tensor(name: str, datatype: str, *shape: int | str) -> TensorSpec:
-        return TensorSpec(name, datatype, tuple(Dim.parse(size) for size in (-1, *shape)))
-
     return ModelSpec(
         "m",
-        (tensor("ids", "INT64", "length=1..240"), tensor("mask", "INT64", "length=1..240")),
-        (tensor("each", "FP32", "length"), tensor("all", "FP32", 1)),
+        (tensor("ids", "INT64", -1, "length=1..240"), tensor("mask", "INT64", -1, "length=1..240")),
+        (tensor("each", "FP32", -1, "length"), tensor("all", "FP32", -1, 1)),
         rows,
         batching=Batching(lengths=lengths, **batching),
     )
@@ -78,10 +76,8 @@ async def test_requests_of_different_lengths_are_one_batch_and_each_gets_its_own
     engine = Sums()
     async with serving(engine, spec(*LENGTHS)) as (batcher, device):
         lengths = [30, 80, 50, 90, 150, 120, 170, 210, 200]
-        futures = await held(batcher, device, lengths)
-        device.release()
-        for length, future in zip(lengths, futures, strict=True):
-            assert right(await future, length)
+        answers = await together(batcher, device, *map(arrays, lengths))
+        assert all(map(right, answers, lengths))
     assert sorted(engine.batches) == [(3, 80), (3, 150), (3, 210)]  # as long as its longest row
 
 
@@ -97,9 +93,7 @@ async def test_of_one_length_and_alone_nothing_is_filled_up_and_without_lengths_
         assert right(await alone, 60) and right(await later, 90)
     assert engine.batches == [(2, 50), (16, 60), (1, 90)]  # the same rows and place, whatever waits
     async with serving(plain, spec()) as (batcher, device):
-        futures = await held(batcher, device, [50, 60])
-        device.release()
-        await asyncio.gather(*futures)
+        await together(batcher, device, arrays(50), arrays(60))
     assert sorted(plain.batches) == [(1, 50), (1, 60)]
 
 
@@ -107,12 +101,10 @@ async def test_of_one_length_and_alone_nothing_is_filled_up_and_without_lengths_
 async def test_neighbouring_lengths_share_a_batch_where_it_costs_less_than_another_one() -> None:
     engine = Sums()
     async with serving(engine, spec(80, 110)) as (batcher, device):
-        near = await held(batcher, device, [70, 90])
-        device.release()
-        assert right(await near[0], 70) and right(await near[1], 90)
-        far = await held(batcher, device, [70, 70, 90])  # 2 times 30 places more, a batch costs 50
-        device.release()
-        await asyncio.gather(*far)
+        near = await together(batcher, device, arrays(70), arrays(90))
+        assert right(near[0], 70) and right(near[1], 90)
+        # Two rows take 30 places more each, and a batch costs 50.
+        await together(batcher, device, *map(arrays, (70, 70, 90)))
     assert engine.batches[0] == (2, 90) and sorted(engine.batches[1:]) == [(1, 90), (2, 70)]
 
 
@@ -168,12 +160,9 @@ async def test_a_row_that_is_rescued_is_answered_at_its_own_length() -> None:
     version = PreparedVersion("1", "sha", "fp16", Sums(), original=original)
     async with serving(Sums(), spec(*LENGTHS)) as (batcher, device):
         await asyncio.wrap_future(device.call(lambda: batcher.swap(version)))
-        device.hold()
-        torn, fine = batcher.submit(arrays(3, first=-1), 1), batcher.submit(arrays(6), 1)
-        await asyncio.sleep(0)
-        device.release()
-        assert right(await torn, 3, first=-1) and (await torn).rescued == 1
-        assert right(await fine, 6)
+        torn, fine = await together(batcher, device, arrays(3, first=-1), arrays(6))
+        assert right(torn, 3, first=-1) and torn.rescued == 1
+        assert right(fine, 6)
     assert original.batches == [(1, 6)]
 
 
@@ -182,7 +171,5 @@ async def test_a_batch_has_no_more_bytes_than_allowed_once_it_is_filled_up() -> 
     engine = Sums()
     allowed = 4 * 2 * 8 * 80  # four rows of two inputs of 80 INT64
     async with serving(engine, spec(*LENGTHS, max_batch_bytes=allowed)) as (batcher, device):
-        futures = await held(batcher, device, [10, 20, 30, 40, 50, 60])
-        device.release()
-        await asyncio.gather(*futures)
+        await together(batcher, device, *map(arrays, (10, 20, 30, 40, 50, 60)))
     assert engine.batches == [(4, 40), (2, 60)]

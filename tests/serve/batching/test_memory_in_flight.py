@@ -4,6 +4,7 @@ import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -45,14 +46,12 @@ class Tight(Fake):
         if rows > self.room:
             raise torch.OutOfMemoryError("CUDA out of memory")
         self.room -= rows
-        engine = self
 
-        class Waiting:
-            def wait(self) -> list[np.ndarray]:
-                engine.room += rows
-                return Fake.run(engine, parts)
+        def wait() -> list[np.ndarray]:
+            self.room += rows
+            return Fake.run(self, parts)
 
-        return Waiting()
+        return SimpleNamespace(wait=wait)
 
     def run(self, parts: Any) -> list[np.ndarray]:
         return self.launch(parts).wait()
@@ -113,19 +112,18 @@ class TightAtTheWait(Fake):
         self.room, self.under_way, self.launches = rows, 0, 0
 
     def launch(self, parts: Any) -> Any:
-        engine, rows = self, sum(map(len, parts[0]))
+        rows = sum(map(len, parts[0]))
         self.under_way += rows
         self.launches += 1
 
-        class Waiting:
-            def wait(self) -> list[np.ndarray]:
-                short = engine.under_way > engine.room
-                engine.under_way -= rows
-                if short:
-                    raise torch.OutOfMemoryError("CUDA out of memory")
-                return Fake.run(engine, parts)
+        def wait() -> list[np.ndarray]:
+            short = self.under_way > self.room
+            self.under_way -= rows
+            if short:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return Fake.run(self, parts)
 
-        return Waiting()
+        return SimpleNamespace(wait=wait)
 
     def run(self, parts: Any) -> list[np.ndarray]:
         return self.launch(parts).wait()

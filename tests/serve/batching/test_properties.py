@@ -7,6 +7,7 @@ import asyncio
 import os
 from collections import Counter
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -52,17 +53,12 @@ class Launching(Fake):
     def launch(self, parts: Any) -> Any:
         self.computing += 1
         assert self.computing <= 2, "three in flight"
-        return _Launched(self, parts)
 
+        def wait() -> list[np.ndarray]:
+            self.computing -= 1
+            return self.run(parts)
 
-@dataclass
-class _Launched:
-    engine: Launching
-    parts: Any
-
-    def wait(self) -> list[np.ndarray]:
-        self.engine.computing -= 1
-        return self.engine.run(self.parts)
+        return SimpleNamespace(wait=wait)
 
 
 def toy(limit: int, signature: int, queue: int) -> ModelSpec:

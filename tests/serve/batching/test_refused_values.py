@@ -12,7 +12,7 @@ from halfeven.serve.batching.interface import PreparedVersion
 
 from tests.index_nets import Binned
 from tests.programs import original
-from tests.serve.batching.stage import Fake, async_test, looked, rows_of, serving, spec
+from tests.serve.batching.stage import Fake, async_test, looked, rows_of, serving, spec, together
 
 BAD = 7.0
 
@@ -35,10 +35,7 @@ async def test_batch_mates_get_the_bits_that_they_get_alone() -> None:
     for row, value in ((2, 1.5), (6, np.nan)):
         drawn[row][0, 1] = value
     async with serving(engine, net.spec) as (batcher, device):
-        device.hold()
-        futures = [batcher.submit([x], 1) for x in drawn]
-        device.release()
-        found = await asyncio.gather(*futures, return_exceptions=True)
+        found = await together(batcher, device, *([x] for x in drawn), return_exceptions=True)
     for row, (x, answer) in enumerate(zip(drawn, found, strict=True)):
         if row in (2, 6):
             assert isinstance(answer, BadRequest) and "out of range for the table of 10 rows" in str(answer)
@@ -54,10 +51,7 @@ async def test_what_a_half_alone_refuses_its_original_answers() -> None:
     async with serving(half, spec(rows=8)) as (batcher, device):
         rescued = PreparedVersion("2", "sha", "fp16", half, original=original_engine)
         await asyncio.wrap_future(device.call(lambda: batcher.swap(rescued)))
-        device.hold()
-        futures = [batcher.submit(rows_of(value), 1) for value in (1.0, BAD, 2.0)]
-        device.release()
-        answers = await asyncio.gather(*futures)
+        answers = await together(batcher, device, *(rows_of(value) for value in (1.0, BAD, 2.0)))
         await looked(device)
         counters = batcher.all_counters()[-1]
     assert [answer.outputs[0].item() for answer in answers] == [1.0, 21.0, 2.0]
@@ -72,8 +66,5 @@ async def test_a_request_that_is_refused_again_and_again_does_not_make_an_engine
         for _ in range(5):
             with pytest.raises(BadRequest):
                 await batcher.submit(rows_of(BAD), 1)
-        device.hold()
-        futures = [batcher.submit(rows_of(value), 1) for value in (1.0, BAD)]
-        device.release()
-        good, bad = await asyncio.gather(*futures, return_exceptions=True)
+        good, bad = await together(batcher, device, rows_of(1.0), rows_of(BAD), return_exceptions=True)
     assert not isinstance(good, BaseException) and isinstance(bad, BadRequest)

@@ -20,7 +20,6 @@ def wide(*values: float) -> list[np.ndarray]:
 async def test_what_was_handed_over_is_answered_by_the_old_version_before_it_goes() -> None:
     old, inside = gated()
     new = Fake(factor=2.0)
-    assert old.gate is not None
     async with serving(old, spec(rows=3)) as (batcher, device):
         first = batcher.submit(rows_of(1), 1)
         await inside.wait()

@@ -18,9 +18,11 @@ from tests.serve.batching.stage import (
     prepared,
     rows_of,
     serving,
+    slow,
     spec,
     tensor,
     timers_by_hand,
+    together,
 )
 from tests.serve.clock import Clock
 
@@ -29,18 +31,15 @@ from tests.serve.clock import Clock
 async def test_a_large_request_is_run_in_full_batches_and_its_rest_shares_one_with_others() -> None:
     engine = Fake(factor=2.0)
     async with serving(engine, spec(rows=4)) as (batcher, device):
-        device.hold()
-        large, mate = batcher.submit(rows_of(*range(10)), 10), batcher.submit(rows_of(50), 1)
-        device.release()
-        np.testing.assert_array_equal((await large).outputs[0][:, 0], np.arange(10) * 2)
-        assert (await mate).outputs[0].item() == 100
+        large, mate = await together(batcher, device, rows_of(*range(10)), rows_of(50))
+        np.testing.assert_array_equal(large.outputs[0][:, 0], np.arange(10) * 2)
+        assert mate.outputs[0].item() == 100
     assert [[shape[0] for shape in batch] for batch in engine.batches] == [[4], [4], [2, 1]]
 
 
 @async_test
 async def test_the_answer_has_the_longest_wait_and_the_sum_of_what_was_computed() -> None:
-    clock, engine = Clock(0), Fake()
-    engine.entered = lambda: setattr(clock, "now", clock.now + 1000)
+    engine = slow(clock := Clock(0), 1000)
     async with serving(engine, spec(rows=4), clock) as (batcher, _):
         answer = await batcher.submit(rows_of(*range(10)), 10)
         assert (answer.queue_ns, answer.compute_ns, answer.batch_rows) == (2000, 3000, 4)
@@ -58,10 +57,7 @@ async def test_it_is_cut_by_the_rows_that_are_useful_here_but_one_that_fits_a_ba
         await asyncio.wrap_future(device.call(lambda: batcher.swap(frugal)))
         await batcher.submit(rows_of(*range(8)), 8)
         await batcher.submit(rows_of(*range(9)), 9)
-        device.hold()
-        futures = [batcher.submit(rows_of(i), 1) for i in range(4)]
-        device.release()
-        await asyncio.gather(*futures)
+        await together(batcher, device, *(rows_of(i) for i in range(4)))
     assert [[shape[0] for shape in batch] for batch in engine.batches] == [[8], [3], [3], [3], [1] * 3, [1]]
 
 
@@ -98,7 +94,6 @@ async def test_one_poisoned_part_fails_the_request_once_and_nobody_else() -> Non
 @async_test
 async def test_a_caller_who_leaves_between_two_parts_costs_no_more_and_is_counted_once() -> None:
     engine, inside = gated()
-    assert engine.gate is not None
     async with serving(engine, spec(rows=2)) as (batcher, device):
         large = batcher.submit(rows_of(*range(8)), 8)
         await inside.wait()
@@ -115,7 +110,6 @@ async def test_a_caller_who_leaves_between_two_parts_costs_no_more_and_is_counte
 @async_test
 async def test_its_timeout_holds_until_its_first_part_begins() -> None:
     engine, inside = gated()
-    assert engine.gate is not None
     soon = Terms(timeout_ns=1_000_000)
     async with serving(engine, spec(rows=2), Clock(0)) as (batcher, device):
         with timers_by_hand() as ring:
@@ -139,7 +133,6 @@ def test_a_swap_in_between_never_mixes_versions_in_one_answer(moment: str) -> No
     async def scene() -> None:
         old, inside = gated()
         new = Fake(factor=10.0)
-        assert old.gate is not None
         async with serving(old, spec(rows=2)) as (batcher, device):
             if moment == "waiting":
                 device.hold()
@@ -161,7 +154,6 @@ def test_a_swap_in_between_never_mixes_versions_in_one_answer(moment: str) -> No
 @async_test
 async def test_urgent_requests_pass_between_the_parts_of_a_large_one_and_a_swap_still_ends_it_first() -> None:
     old, inside = gated()
-    assert old.gate is not None
     async with serving(old, spec(rows=2)) as (batcher, device):
         large = batcher.submit(rows_of(*range(6)), 6)
         await inside.wait()

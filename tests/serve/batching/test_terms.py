@@ -18,6 +18,7 @@ from tests.serve.batching.stage import (
     looked,
     rows_of,
     serving,
+    slow,
     spec,
     timers_by_hand,
 )
@@ -34,7 +35,6 @@ async def test_a_timeout_fires_while_a_batch_of_others_is_on_the_device_and_the_
     None
 ):
     engine, inside = gated()
-    assert engine.gate is not None
     async with serving(engine) as (batcher, device):
         first = batcher.submit(rows_of(1), 1)
         await inside.wait()
@@ -56,7 +56,6 @@ async def test_a_timeout_fires_while_a_batch_of_others_is_on_the_device_and_the_
 @async_test
 async def test_a_request_whose_batch_has_begun_is_answered_however_long_that_takes() -> None:
     (engine, inside), clock = gated(), Clock(0)
-    assert engine.gate is not None
     async with serving(engine, clock=clock) as (batcher, _):
         with timers_by_hand() as ring:
             future = batcher.submit(rows_of(1), 1, SOON)
@@ -96,8 +95,7 @@ async def test_the_models_timeout_holds_for_those_who_name_none() -> None:
 
 @async_test
 async def test_a_request_that_cannot_be_served_in_its_time_is_refused_at_once() -> None:
-    clock, engine = Clock(0), Fake()
-    engine.entered = lambda: setattr(clock, "now", clock.now + 50_000_000)
+    engine = slow(clock := Clock(0), 50_000_000)
     async with serving(engine, spec(rows=2), clock) as (batcher, device):
         await batcher.submit(rows_of(0, 0), 2)  # from this it knows: 50 ms for a full batch
         device.hold()
@@ -236,8 +234,7 @@ async def test_of_urgent_requests_with_many_rows_as_many_wait_as_of_ordinary_one
 
 @async_test
 async def test_an_urgent_request_is_let_in_by_the_wait_of_urgent_ones() -> None:
-    clock, engine = Clock(0), Fake()
-    engine.entered = lambda: setattr(clock, "now", clock.now + 50_000_000)
+    engine = slow(clock := Clock(0), 50_000_000)
     async with serving(engine, spec(rows=1, max_queue_ms=100), clock) as (batcher, device):
         await batcher.submit(rows_of(0), 1)
         device.hold()
