@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,9 @@ from tests.patience import PATIENCE_S
 from tests.specs import tensor
 
 DIGEST = "0123456789abcdef" * 4
+# A good request of `double`, and the bytes of its body.
+ASKED: dict[str, Any] = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
+GOOD = json.dumps(ASKED).encode()
 
 
 @pytest.fixture
@@ -218,6 +222,11 @@ HISTORY = History(
     lineage=lambda model, version: {"parent": None},
     rollback=lambda model: {"model": model, "live": 2},
 )
+
+
+def front_of(roster: FakeRoster, **more: Any) -> InferFront:
+    """The whole application over the roster. ``more`` is for `InferFront`."""
+    return InferFront(build_app(roster, lambda: b"", HISTORY), roster, **more)
 
 
 @pytest.fixture(scope="session")

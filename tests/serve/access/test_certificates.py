@@ -12,13 +12,11 @@ import httpx
 import pytest
 from halfeven.models.errors import BadSetting
 from halfeven.serve.access.certificates import Certificates
-from halfeven.serve.http.routes.app import build_app
-from halfeven.serve.http.routes.infer import InferFront
 from halfeven.serve.settings import read_settings
 
 from tests.patience import PATIENCE_S
 from tests.serve.access.authority import Pair
-from tests.serve.conftest import HISTORY, make_roster, started
+from tests.serve.conftest import ASKED, front_of, make_roster, started
 
 
 @pytest.fixture
@@ -29,9 +27,9 @@ def pair(tmp_path: Path) -> Pair:
 @contextmanager
 def serving(pair: Pair) -> Iterator[int]:
     """The port of the application behind TLS, on the server that `halfeven serve` runs."""
-    roster = make_roster()
-    front = InferFront(build_app(roster, lambda: b"", HISTORY), roster)
-    with started(front, tls=Certificates(pair.certificate, pair.key).server_context()) as server:
+    with started(
+        front_of(make_roster()), tls=Certificates(pair.certificate, pair.key).server_context()
+    ) as server:
         yield server.servers[0].sockets[0].getsockname()[1]
 
 
@@ -48,17 +46,13 @@ def shown(port: int, context: ssl.SSLContext, name: str) -> bytes:
 
 @pytest.mark.slow
 def test_every_route_answers_over_tls_and_nothing_over_plain_http(pair: Pair) -> None:
-    infer = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
     with serving(pair) as port, httpx.Client(verify=pair.trusting(), timeout=PATIENCE_S) as client:
         url = f"https://127.0.0.1:{port}"
         for _ in range(3):  # the second and third from the head that is known
-            answer = client.post(f"{url}/v2/models/double/infer", json=infer)
+            answer = client.post(f"{url}/v2/models/double/infer", json=ASKED)
             assert answer.json()["outputs"][0]["data"] == [2, 4, 6, 8]
         assert client.get(f"{url}/v1/models").status_code == 200
-        large = {
-            "inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}],
-            "id": "7" * 3_000_000,
-        }
+        large = {**ASKED, "id": "7" * 3_000_000}
         answer = client.post(f"{url}/v2/models/double/infer", json=large)
         assert answer.json()["id"] == large["id"], "many records of TLS, there and back"
         with pytest.raises(httpx.TransportError):

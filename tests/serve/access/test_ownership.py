@@ -30,7 +30,7 @@ from halfeven.serve.http.routes.infer import InferFront
 from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings
 
-from tests.serve.conftest import started
+from tests.serve.conftest import ASKED, started
 from tests.serve.http.route_table import routes
 from tests.serve.versions.traffic.conftest import Versions, publish, spec
 from tests.serve.versions.traffic.conftest import versions as versions
@@ -149,7 +149,7 @@ def bodies(other: Owned) -> Iterator[str]:
         {"model": f"{other.model}@1", "training_file": other.file, "validation_file": other.file},
         {"version": 1, "percent": 50},
         {"ready": True},
-        {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]},
+        ASKED,
         {"instances": [[1, 2, 3, 4]]},
     ):
         yield json.dumps(asked)
@@ -181,12 +181,12 @@ def caller(address: str, key: str) -> Iterator[Any]:
     def ask(method: str, path: str, body: str = "", **more: str) -> tuple[int, str]:
         sent = {"authorization": f"Bearer {key}", "origin": f"http://{address}"}
         sent |= {"content-type": "application/json", **more}
-        with closing(http.client.HTTPConnection(address, timeout=SECONDS)) as connection:
-            connection.request(method, path, body, sent)
-            answer = connection.getresponse()
-            return answer.status, str(answer.headers) + answer.read().decode(errors="replace")
+        connection.request(method, path, body, sent)
+        answer = connection.getresponse()
+        return answer.status, str(answer.headers) + answer.read().decode(errors="replace")
 
-    yield ask
+    with closing(http.client.HTTPConnection(address, timeout=SECONDS)) as connection:
+        yield ask
 
 
 @pytest.mark.slow(seconds=7)

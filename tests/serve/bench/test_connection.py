@@ -1,30 +1,15 @@
 """An answer is read whole whatever pieces it comes in, and nothing that is not HTTP is taken for one."""
 
-import asyncio
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from halfeven.serve.bench.connection import Connection
 
+from tests.serve.http.wire import Transport
+
 PLAIN = b"HTTP/1.1 200 OK\r\nHalfeven-Version: 3\r\nContent-Length: 5\r\n\r\nhello"
 EMPTY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nContent-Length: 0\r\n\r\n"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
-
-
-class Wire(asyncio.Transport):
-    def __init__(self) -> None:
-        super().__init__()
-        self.written: list[bytes] = []
-        self.ended = False
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.written.append(bytes(data))
-
-    def close(self) -> None:
-        self.ended = True
-
-    def abort(self) -> None:
-        self.ended = True
 
 
 class Heard:
@@ -39,10 +24,10 @@ class Heard:
         self.losses += 1
 
 
-def asked() -> tuple[Connection, Heard, Wire]:
-    heard, wire = Heard(), Wire()
+def asked() -> tuple[Connection, Heard, Transport]:
+    heard, wire = Heard(), Transport()
     connection = Connection(heard)
-    connection.connection_made(wire)
+    connection.connection_made(cast(Any, wire))
     connection.send(b"GET", 1.0, 1.0)
     return connection, heard, wire
 
@@ -66,7 +51,7 @@ def test_the_next_answer_on_the_same_connection_is_read_as_well() -> None:
         connection.data_received(answer)
         connection.send(b"again", 2.0, 2.0)
     assert [status for status, _, _ in heard.answers] == [200, 200, 200, 503]
-    assert wire.written == [b"GET", b"again", b"again", b"again", b"again"]
+    assert wire.written == b"GET" + 4 * b"again"
 
 
 def test_the_head_comes_in_lower_case_so_that_headers_can_be_found() -> None:
@@ -79,7 +64,7 @@ def test_a_server_that_closes_after_its_answer_is_taken_at_its_word() -> None:
     connection, heard, wire = asked()
     connection.data_received(PLAIN.replace(b"Content-Length", b"Connection: close\r\nContent-Length"))
     assert connection.finished
-    assert wire.ended
+    assert wire.closed
     connection.connection_lost(None)
     assert (len(heard.answers), heard.losses) == (1, 0)
 
@@ -96,7 +81,7 @@ def test_what_is_not_an_answer_is_a_loss(answer: bytes) -> None:
     connection, heard, wire = asked()
     connection.data_received(answer)
     assert (heard.answers, heard.losses) == ([], 1)
-    assert wire.ended
+    assert wire.closed
     assert connection.finished
 
 
@@ -105,7 +90,7 @@ def test_an_answer_that_nobody_asked_for_is_a_loss() -> None:
     connection.data_received(PLAIN)
     connection.data_received(PLAIN)
     assert (len(heard.answers), heard.losses) == (1, 1)
-    assert wire.ended
+    assert wire.closed
 
 
 def test_a_connection_that_ends_is_lost_once_and_not_after_it_was_given_up() -> None:

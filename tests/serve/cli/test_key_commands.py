@@ -17,12 +17,10 @@ from halfeven.serve.bench.command import Plan, bench
 from halfeven.serve.cli.client import predict_file
 from halfeven.serve.cli.main import app
 from halfeven.serve.finetune.client.remote import Remote
-from halfeven.serve.http.routes.app import build_app
-from halfeven.serve.http.routes.infer import InferFront
 from typer.testing import CliRunner, Result
 
 from tests.patience import PATIENCE_S
-from tests.serve.conftest import HISTORY, make_roster, running
+from tests.serve.conftest import front_of, make_roster, running
 
 
 def run(*arguments: object) -> Result:
@@ -71,7 +69,7 @@ def test_the_client_commands_send_the_key_of_the_environment(
     key, _ = file.add("ci", ["infer", "train"])
     roster = make_roster()
     (tmp_path / "x.json").write_text(json.dumps({"instances": [[1, 2, 3, 4]]}))
-    front = InferFront(build_app(roster, lambda: b"", HISTORY), roster, access=AccessControl(file))
+    front = front_of(roster, access=AccessControl(file))
     with running(front) as address:
         url = f"http://{address}"
         calls = (
@@ -127,9 +125,7 @@ def test_the_first_key_and_the_last_revocation_say_that_they_close_running_serve
 def test_a_refused_command_says_how_to_send_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = KeyFile(tmp_path / "keys.json")
     file.add("ci", ["infer"])
-    front = InferFront(
-        build_app(make_roster(), lambda: b"", HISTORY), make_roster(), access=AccessControl(file)
-    )
+    front = front_of(make_roster(), access=AccessControl(file))
     rows = tmp_path / "rows.json"
     rows.write_text('{"instances": [[1, 2, 3, 4]]}')
     with running(front) as address:

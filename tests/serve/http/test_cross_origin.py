@@ -1,9 +1,7 @@
 """A page of an origin that the operator allows may ask and read; any other page may not, as before."""
 
 import json
-import socket
 from collections.abc import Iterator
-from http.client import HTTPResponse
 from typing import Any
 
 import httpx
@@ -11,24 +9,21 @@ import pytest
 from halfeven.models.errors import BadSetting
 from halfeven.serve.access.access_control import AccessControl
 from halfeven.serve.access.keys import KeyFile
-from halfeven.serve.http.routes.app import build_app
-from halfeven.serve.http.routes.infer import InferFront
 from halfeven.serve.http.web_guard import WebGuard
 from halfeven.serve.settings import read_settings
 
-from tests.patience import PATIENCE_S
-from tests.serve.conftest import HISTORY, make_roster, running
+from tests.serve.conftest import GOOD, front_of, make_roster, running
+from tests.serve.http.raw_requests import answer_on, connected
 
 APP, OTHER = "https://app.example.com", "https://evil.example"
 INFER = "/v2/models/double/infer"
-BODY = json.dumps({"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]})
 PREDICT = json.dumps({"instances": [[1, 2, 3, 4]]})
 ALLOWED, NAMED = "access-control-allow-origin", "origin"
 
 
 def serving(*origins: str, access: AccessControl | None = None) -> Any:
     roster, guard = make_roster(), WebGuard(origins=origins)
-    return running(InferFront(build_app(roster, lambda: b"", HISTORY), roster, guard=guard, access=access))
+    return running(front_of(roster, guard=guard, access=access))
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +33,7 @@ def http() -> Iterator[httpx.Client]:
 
 
 ASKED = [
-    ("POST", INFER, BODY), ("POST", "/v1/models/double:predict", PREDICT), ("GET", "/v1/models", ""),
+    ("POST", INFER, GOOD), ("POST", "/v1/models/double:predict", PREDICT), ("GET", "/v1/models", ""),
     ("GET", "/v2", ""), ("GET", "/v2/models/nobody", ""), ("POST", INFER, "{"), ("GET", INFER, ""), ("HEAD", "/v2", ""),
 ]  # fmt: skip
 
@@ -46,7 +41,7 @@ ASKED = [
 @pytest.mark.parametrize(("method", "path", "body"), ASKED)
 @pytest.mark.parametrize("origin", [APP, "http://localhost:3000"])
 def test_an_allowed_page_reads_answers_and_errors(
-    http: httpx.Client, method: str, path: str, body: str, origin: str
+    http: httpx.Client, method: str, path: str, body: str | bytes, origin: str
 ) -> None:
     answer = http.request(method, path, content=body, headers={NAMED: origin, "sec-fetch-site": "cross-site"})
     assert answer.status_code != 403 and answer.headers[ALLOWED] == origin
@@ -84,28 +79,26 @@ def test_the_bytes_of_a_browser_ask_first_and_then_send_on_one_connection(http: 
     host = http.base_url.netloc.decode()
     asks = "Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: authorization,content-type\r\n"
     sends = (
-        f"Content-Length: {len(BODY)}\r\nAuthorization: Bearer hek_x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(GOOD)}\r\nAuthorization: Bearer hek_x\r\nContent-Type: application/json\r\n"
     )
-    with socket.create_connection((http.base_url.host, http.base_url.port or 80), PATIENCE_S) as connection:
+    with connected(host) as connection:
         connection.sendall(f"OPTIONS {INFER} HTTP/1.1\r\n{CHROME.format(host, asks, APP, APP)}".encode())
-        first = HTTPResponse(connection, method="OPTIONS")
-        first.begin()
-        assert (first.status, first.read(), first.getheader(ALLOWED)) == (204, b"", APP)
-        assert first.getheader("access-control-allow-headers") == "authorization,content-type"
+        status, first, content = answer_on(connection)
+        assert (status, content, first[ALLOWED]) == (204, b"", APP)
+        assert first["access-control-allow-headers"] == "authorization,content-type"
         # RFC 9110 8.6 and RFC 9112 6.1: neither is allowed in a 204.
-        assert first.getheader("content-length") is None and first.getheader("transfer-encoding") is None
-        connection.sendall(f"POST {INFER} HTTP/1.1\r\n{CHROME.format(host, sends, APP, APP)}{BODY}".encode())
-        answer = HTTPResponse(connection, method="POST")
-        answer.begin()
-        assert (answer.status, answer.getheader(ALLOWED)) == (200, APP)
-        assert json.loads(answer.read())["outputs"][0]["data"] == [2, 4, 6, 8]
+        assert "content-length" not in first and "transfer-encoding" not in first
+        connection.sendall(f"POST {INFER} HTTP/1.1\r\n{CHROME.format(host, sends, APP, APP)}".encode() + GOOD)
+        status, answer, content = answer_on(connection)
+        assert (status, answer[ALLOWED]) == (200, APP)
+        assert json.loads(content)["outputs"][0]["data"] == [2, 4, 6, 8]
 
 
 @pytest.mark.parametrize(
     "origin", [OTHER, "null", f"{APP}.evil.example", APP.replace("https", "http"), f"{APP}:444"]
 )
 def test_any_other_page_is_refused_and_reads_nothing(http: httpx.Client, origin: str) -> None:
-    asked = http.post(INFER, content=BODY, headers={NAMED: origin})
+    asked = http.post(INFER, content=GOOD, headers={NAMED: origin})
     first = http.options(INFER, headers={NAMED: origin, "access-control-request-method": "POST"})
     read = http.get("/v2", headers={NAMED: origin})
     assert asked.status_code == 403 and first.status_code != 204
@@ -113,19 +106,19 @@ def test_any_other_page_is_refused_and_reads_nothing(http: httpx.Client, origin:
 
 
 def test_two_origins_are_no_origin(http: httpx.Client) -> None:
-    answer = http.post(INFER, content=BODY, headers=[(NAMED, APP), (NAMED, OTHER)])
+    answer = http.post(INFER, content=GOOD, headers=[(NAMED, APP), (NAMED, OTHER)])
     assert answer.status_code == 403 and ALLOWED not in answer.headers
 
 
 def test_without_the_setting_no_page_may_ask() -> None:
     with serving() as host:
-        answer = httpx.post(f"http://{host}{INFER}", content=BODY, headers={NAMED: APP})
+        answer = httpx.post(f"http://{host}{INFER}", content=GOOD, headers={NAMED: APP})
         assert answer.status_code == 403 and ALLOWED not in answer.headers
 
 
 def test_every_page_may_ask_where_the_operator_says_so() -> None:
     with serving("*") as host:
-        answer = httpx.post(f"http://{host}{INFER}", content=BODY, headers={NAMED: OTHER})
+        answer = httpx.post(f"http://{host}{INFER}", content=GOOD, headers={NAMED: OTHER})
         assert (answer.status_code, answer.headers[ALLOWED]) == (200, "*")
 
 
@@ -134,7 +127,7 @@ def test_an_allowed_page_needs_a_key_where_there_are_keys(tmp_path: Any) -> None
         first = httpx.options(
             f"http://{host}{INFER}", headers={NAMED: APP, "access-control-request-method": "POST"}
         )
-        answer = httpx.post(f"http://{host}{INFER}", content=BODY, headers={NAMED: APP})
+        answer = httpx.post(f"http://{host}{INFER}", content=GOOD, headers={NAMED: APP})
         assert (first.status_code, answer.status_code, answer.headers[ALLOWED]) == (204, 401, APP)
 
 

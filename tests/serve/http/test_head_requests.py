@@ -8,6 +8,7 @@ from halfeven.serve.http.routes.app import build_app
 from halfeven.serve.http.routes.infer import InferFront
 
 from ..conftest import HISTORY, make_roster
+from .raw_requests import message
 from .wire import Wire
 
 
@@ -17,7 +18,7 @@ def answered(method: str, path: str) -> tuple[list[bytes], bytes]:
     async def run() -> bytes:
         roster = make_roster()
         wire = Wire(InferFront(build_app(roster, lambda: b"up 1", HISTORY), roster))
-        await wire.send(f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
+        await wire.send(message(b"", path, method, connection="close"))
         while wire.protocol.tasks:
             await asyncio.sleep(0.001)
         return wire.written

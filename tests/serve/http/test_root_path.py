@@ -9,11 +9,11 @@ from halfeven.serve.http.routes.app import build_app
 from halfeven.serve.http.routes.infer import InferFront
 from halfeven.serve.settings import read_settings
 
-from tests.serve.conftest import HISTORY, make_roster
+from tests.serve.conftest import GOOD, HISTORY, make_roster
+from tests.serve.http.raw_requests import message
 from tests.serve.http.wire import Wire
 
 BELOW = "/team/models"
-BODY = b'{"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}'
 
 
 def answers(*asked: tuple[str, str]) -> list[bytes]:
@@ -22,10 +22,8 @@ def answers(*asked: tuple[str, str]) -> list[bytes]:
         app = build_app(roster, lambda: b"", HISTORY, root_path=BELOW)
         wire, found = Wire(InferFront(app, roster), BELOW), []
         for method, path in asked:
-            body = BODY if method == "POST" else b""
             wire.written = b""
-            head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
-            found.append(await wire.send(head.encode() + body))
+            found.append(await wire.send(message(GOOD if method == "POST" else b"", path, method)))
         return found
 
     return asyncio.run(run())

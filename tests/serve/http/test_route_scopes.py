@@ -1,7 +1,6 @@
 """Every route of the whole server, on the wire: refused without a key and with the wrong one, open to the right one."""
 
 import http.client
-import json
 import socket
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,22 +13,15 @@ from halfeven.models.errors import Unauthenticated, UnknownName
 from halfeven.models.store.store import Store
 from halfeven.serve.access.access_control import LOOK_EVERY_S, AccessControl
 from halfeven.serve.access.keys import EVERY_MODEL, SCOPES, KeyFile
-from halfeven.serve.http.connection import hot_protocol
 from halfeven.serve.http.route_scopes import need_of, rule_of
-from halfeven.serve.http.routes.app import build_app
-from halfeven.serve.http.routes.infer import InferFront
-from halfeven.serve.server import build
-from halfeven.serve.settings import read_settings
 
 from tests.patience import PATIENCE_S
-from tests.serve.conftest import HISTORY, FakeRoster, make_roster, running
-from tests.serve.http.route_table import filled, routes
+from tests.serve.conftest import GOOD, FakeRoster, front_of, make_roster, running
+from tests.serve.http.raw_requests import answer_on, connected
+from tests.serve.http.route_table import asked, filled, routes, whole_server
 
 OPEN = {"/healthz", "/v2/health/live", "/v2/health/ready"}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
-INFER_BODY = json.dumps(
-    {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
-)
 
 
 class Whole:
@@ -42,9 +34,7 @@ class Whole:
             for scopes in combinations(SCOPES, size):
                 self.keys[frozenset(scopes)], _ = file.add("-".join(scopes), scopes)
         self.limited, _ = file.add("limited", SCOPES, ["other"])
-        app, _ = build(read_settings(store=store.root, device="cpu"), store)
-        assert isinstance(app, InferFront)
-        self.front = app
+        self.front = whole_server(store)
 
 
 @pytest.fixture(scope="module")
@@ -58,18 +48,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Whole, htt
 
 
 def ask(
-    connection: http.client.HTTPConnection, method: str, path: str, key: str | None, body: str = ""
+    connection: http.client.HTTPConnection, method: str, path: str, key: str | None, body: str | bytes = ""
 ) -> tuple[int, Any, Any]:
     """(status, headers, JSON or bytes), asked as a page of the server's own does."""
     own = f"http://{connection.host}:{connection.port}"
-    sent = {"content-type": "application/json", "origin": own} | (
-        {"authorization": f"Bearer {key}"} if key else {}
-    )
-    connection.request(method, path, body, sent)
-    answer = connection.getresponse()
-    content = answer.read()
-    is_json = content and "json" in (answer.headers["content-type"] or "")
-    return answer.status, answer.headers, json.loads(content) if is_json else content
+    sent = {"content-type": "application/json", "origin": own}
+    return asked(connection, method, path, sent | ({"authorization": f"Bearer {key}"} if key else {}), body)
 
 
 def test_every_route_of_the_application_has_its_own_rule(whole: tuple[Whole, Any]) -> None:
@@ -197,47 +181,32 @@ class Serving:
         self.now_s = 0.0
         self.roster: FakeRoster = make_roster()
         self.access = AccessControl(self.file, clock=lambda: self.now_s)
-        self.front = InferFront(
-            build_app(self.roster, lambda: b"", HISTORY), self.roster, 4096, access=self.access
-        )
+        self.front = front_of(self.roster, max_body_bytes=4096, access=self.access)
 
 
 @pytest.fixture
-def serving(tmp_path: Path) -> Iterator[tuple[Serving, socket.socket, Any]]:
+def serving(tmp_path: Path) -> Iterator[tuple[Serving, socket.socket]]:
     served = Serving(tmp_path)
-    with running(served.front) as address:
-        host, port = address.split(":")
-        dialled = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
-        with dialled as connection, connection.makefile("rb") as reader:
-            yield served, connection, reader
+    with running(served.front) as address, connected(address) as connection:
+        yield served, connection
 
 
-def infer(line: tuple[Serving, socket.socket, Any], *keys: str, model: str = "double", **more: str) -> int:
+def infer(line: tuple[Serving, socket.socket], *keys: str, model: str = "double", **more: str) -> int:
     """The status of one infer request on the connection, with an Authorization header for each key."""
-    _, connection, reader = line
-    fields = {"Host": "localhost", "Content-Length": str(len(INFER_BODY)), **more}
+    _, connection = line
+    fields = {"Host": "localhost", "Content-Length": str(len(GOOD)), **more}
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     head += "".join(f"Authorization: Bearer {key}\r\n" for key in keys)
-    connection.sendall(f"POST /v2/models/{model}/infer HTTP/1.1\r\n{head}\r\n{INFER_BODY}".encode())
-    status, length = int(reader.readline().split()[1]), 0
-    while (text := reader.readline().strip().lower()) != b"":
-        if text.startswith(b"content-length:"):
-            length = int(text.split(b":")[1])
-    reader.read(length)
-    return status
+    connection.sendall(f"POST /v2/models/{model}/infer HTTP/1.1\r\n{head}\r\n".encode() + GOOD)
+    return answer_on(connection)[0]
 
 
 ASGI = {"X-Request-Id": "7"}
 
 
 def test_the_short_way_asks_for_the_key_as_the_long_way_does(
-    serving: tuple[Serving, socket.socket, Any], monkeypatch: pytest.MonkeyPatch
+    serving: tuple[Serving, socket.socket], hot_requests: list[Any]
 ) -> None:
-    short: list[Any] = []
-    submit = hot_protocol.HotProtocol._submit
-    monkeypatch.setattr(
-        hot_protocol.HotProtocol, "_submit", lambda self, hot: (short.append(hot), submit(self, hot))
-    )
     key = serving[0].key
     for more in ({}, ASGI):
         assert infer(serving, **more) == 401
@@ -245,13 +214,13 @@ def test_the_short_way_asks_for_the_key_as_the_long_way_does(
         assert infer(serving, key, key, **more) == 401
         assert infer(serving, key, model="scores", **more) == 403
         assert [infer(serving, key, **more) for _ in range(3)] == [200] * 3
-    assert len(short) == 3
+    assert len(hot_requests) == 3
     assert serving[0].roster.models["scores"].rows == []
 
 
 @pytest.mark.parametrize("more", [{}, ASGI], ids=["short", "asgi"])
 def test_a_revocation_ends_a_connection_s_requests_without_a_restart(
-    serving: tuple[Serving, socket.socket, Any], more: dict[str, str]
+    serving: tuple[Serving, socket.socket], more: dict[str, str]
 ) -> None:
     served = serving[0]
     assert [infer(serving, served.key, **more) for _ in range(3)] == [200] * 3
@@ -264,7 +233,7 @@ def test_a_revocation_ends_a_connection_s_requests_without_a_restart(
 
 @pytest.mark.parametrize("more", [{}, ASGI], ids=["short", "asgi"])
 def test_a_key_s_requests_at_once_are_limited_and_given_back(
-    serving: tuple[Serving, socket.socket, Any], more: dict[str, str]
+    serving: tuple[Serving, socket.socket], more: dict[str, str]
 ) -> None:
     served = serving[0]
     key, _ = served.file.add("two", ["infer"], concurrency=1)
@@ -278,23 +247,23 @@ def test_a_key_s_requests_at_once_are_limited_and_given_back(
     assert infer(serving, key, **more) == 200
 
 
-def test_a_key_s_rate_is_refused_with_the_time_to_wait(serving: tuple[Serving, socket.socket, Any]) -> None:
-    served, connection, _ = serving
+def test_a_key_s_rate_is_refused_with_the_time_to_wait(serving: tuple[Serving, socket.socket]) -> None:
+    served, connection = serving
     key, _ = served.file.add("slow", ["infer"], rate=0.125)
     served.now_s += LOOK_EVERY_S
     assert infer(serving, key) == 200
     host, port = connection.getpeername()
     with closing(http.client.HTTPConnection(host, port, timeout=PATIENCE_S)) as other:
-        status, headers, _ = ask(other, "POST", "/v2/models/double/infer", key, INFER_BODY)
+        status, headers, _ = ask(other, "POST", "/v2/models/double/infer", key, GOOD)
         assert (status, headers["retry-after"]) == (429, "8")
     served.now_s += 8
     assert infer(serving, key) == 200
 
 
 def test_a_load_names_no_model_that_the_key_does_not_reach(
-    serving: tuple[Serving, socket.socket, Any],
+    serving: tuple[Serving, socket.socket],
 ) -> None:
-    served, connection, _ = serving
+    served, connection = serving
     key, _ = served.file.add("keeper", ["manage"], ["ghost", "mine"])
     served.now_s += LOOK_EVERY_S
     served.roster.load_fault = UnknownName.of_model("ghost", ["mine", "secret"], "no model '{}' here")
@@ -309,9 +278,9 @@ def test_a_load_names_no_model_that_the_key_does_not_reach(
 
 @pytest.mark.slow
 def test_readiness_tells_its_reasons_only_to_callers_with_a_key(
-    serving: tuple[Serving, socket.socket, Any],
+    serving: tuple[Serving, socket.socket],
 ) -> None:
-    served, connection, _ = serving
+    served, connection = serving
     served.roster.reasons = ["model 'secret-name' failed"]
     host, port = connection.getpeername()
     with closing(http.client.HTTPConnection(host, port, timeout=PATIENCE_S)) as other:

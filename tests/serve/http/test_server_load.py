@@ -11,15 +11,12 @@ from halfeven.serve.batching.counters import Counters
 from halfeven.serve.http.limits.bounds import ServerBounds
 from halfeven.serve.http.limits.connections import Connections
 from halfeven.serve.http.limits.memory_budget import MemoryBudget
-from halfeven.serve.http.routes.app import build_app
-from halfeven.serve.http.routes.infer import InferFront
 from halfeven.serve.http.server_load import LoadCollector, ServerLoad
 from prometheus_client import CollectorRegistry, generate_latest
 
-from tests.serve.conftest import HISTORY, FakeRoster, make_roster, running
+from tests.serve.conftest import GOOD, FakeRoster, front_of, make_roster, running
 
 PATH = "/v2/models/double/infer"
-BODY = '{"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}'
 ASKING = "endpoint-load-metrics-format"
 
 
@@ -38,7 +35,7 @@ WAITING: Any = Waiting()
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[FakeRoster, httpx.Client]]:
     roster = make_roster()
-    front = InferFront(build_app(roster, lambda: b"", HISTORY), roster, load=ServerLoad(lambda: [WAITING]))
+    front = front_of(roster, load=ServerLoad(lambda: [WAITING]))
     with (
         running(front) as address,
         httpx.Client(base_url=f"http://{address}", verify=False) as client,
@@ -50,13 +47,13 @@ def test_an_answer_says_the_load_in_the_format_that_the_request_asks_for(
     server: tuple[FakeRoster, httpx.Client],
 ) -> None:
     _, client = server
-    text = client.post(PATH, content=BODY, headers={ASKING: "TEXT"})
+    text = client.post(PATH, content=GOOD, headers={ASKING: "TEXT"})
     assert text.status_code == 200
     assert text.headers["endpoint-load-metrics"] == (
         "TEXT application_utilization=0.0,named_metrics.queue_requests=3,named_metrics.queue_seconds=0.25"
     )
     kind, _, report = (
-        client.post(PATH, content=BODY, headers={ASKING: "json"})
+        client.post(PATH, content=GOOD, headers={ASKING: "json"})
         .headers["endpoint-load-metrics"]
         .partition(" ")
     )
@@ -71,14 +68,14 @@ def test_an_answer_says_the_load_in_the_format_that_the_request_asks_for(
 def test_an_answer_says_no_load_where_none_or_an_unknown_format_is_asked_for(
     server: tuple[FakeRoster, httpx.Client], headers: dict[str, str]
 ) -> None:
-    answer = server[1].post(PATH, content=BODY, headers=headers)
+    answer = server[1].post(PATH, content=GOOD, headers=headers)
     assert answer.status_code == 200 and "endpoint-load-metrics" not in answer.headers
 
 
 def test_a_refusal_says_the_load_too(server: tuple[FakeRoster, httpx.Client]) -> None:
     roster, client = server
     roster.models["double"].refusal = Overloaded("the queue is full", 1.0)
-    answer = client.post(PATH, content=BODY, headers={ASKING: "TEXT"})
+    answer = client.post(PATH, content=GOOD, headers={ASKING: "TEXT"})
     roster.models["double"].refusal = None
     assert answer.status_code == 503 and "queue_requests=3" in answer.headers["endpoint-load-metrics"]
 

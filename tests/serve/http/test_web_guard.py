@@ -2,7 +2,6 @@
 
 import contextlib
 import http.client
-import json
 import re
 import socket
 from collections import defaultdict
@@ -14,17 +13,16 @@ import numpy as np
 import pytest
 from halfeven.models.errors import BadSetting
 from halfeven.models.store.store import Store
-from halfeven.serve.http.connection import hot_protocol
 from halfeven.serve.http.error_mapping import ForeignHost, ForeignPage
 from halfeven.serve.http.page_headers import OWN_PAGE, POLICY
 from halfeven.serve.http.routes.infer import InferFront
 from halfeven.serve.http.web_guard import SAFE_METHODS, WebGuard, read_names
-from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings
 
 from tests.patience import PATIENCE_S
-from tests.serve.conftest import running
-from tests.serve.http.route_table import filled, routes
+from tests.serve.conftest import GOOD, running
+from tests.serve.http.raw_requests import answer_on, connected
+from tests.serve.http.route_table import asked, filled, routes, whole_server
 
 # The headers of browsers for a page on another site, another port, a sandboxed frame, and in place of Origin.
 HOSTILE = [
@@ -37,18 +35,14 @@ HOSTILE = [
     {"sec-fetch-site": "same-site"},
     {"origin": "http://{address}", "sec-fetch-site": "cross-site"},
 ]
+METHODS = {"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"}
 Dial = Callable[[str], http.client.HTTPConnection]
-INFER_BODY = json.dumps(
-    {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
-)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[InferFront, str]]:
     """The server as it is built, over an empty store: what is refused is refused before anything is looked up."""
-    store = Store(tmp_path_factory.mktemp("empty") / "store")
-    app, _ = build(read_settings(store=store.root, device="cpu"), store)
-    assert isinstance(app, InferFront)
+    app = whole_server(Store(tmp_path_factory.mktemp("empty") / "store"))
     with running(app) as address:
         yield app, address
 
@@ -60,17 +54,6 @@ def dial() -> Iterator[Dial]:
         yield lambda address: stack.enter_context(
             contextlib.closing(http.client.HTTPConnection(address, timeout=PATIENCE_S))
         )
-
-
-def asked(
-    connection: http.client.HTTPConnection, method: str, path: str, headers: dict[str, str], body: str = ""
-) -> tuple[int, Any, Any]:
-    """(status, headers, JSON or bytes)"""
-    connection.request(method, path, body, headers)
-    answer = connection.getresponse()
-    content = answer.read()
-    is_json = content and "json" in (answer.headers["content-type"] or "")
-    return answer.status, answer.headers, json.loads(content) if is_json else content
 
 
 @pytest.mark.slow
@@ -85,9 +68,11 @@ def test_a_method_that_a_path_does_not_take_is_told_all_that_it_takes(
         if "POST" in methods and "GET" in takes.get(path.replace("validate", "{id}"), ()):
             methods = methods | {"GET", "HEAD"}  # the name of a job is any word
         methods = {"POST"} if path.endswith((":predict", ":endpoint")) else methods
-        status, headers, _ = asked(connection, "PATCH", filled(path), {})
-        if status != 501:
-            assert (status, set((headers["allow"] or "").split(", "))) == (405, methods), path
+        for method in METHODS - methods:
+            status, headers, _ = asked(connection, method, filled(path), {})
+            if status != 501:
+                allowed = set((headers["allow"] or "").split(", "))
+                assert (status, allowed) == (405, methods), (method, path)
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=str)
@@ -134,14 +119,14 @@ def test_the_server_s_own_pages_and_programs_are_let_in(server: str, roster: Any
         assert asked(connection, "POST", "/v2/repository/models/double/unload", headers)[0] == 200
         assert asked(connection, "POST", "/v2/repository/models/double/load", headers)[0] == 200
         assert asked(connection, "POST", "/v1/models/double/rollback", headers)[0] == 200
-        assert asked(connection, "POST", "/v2/models/double/infer", headers, INFER_BODY)[0] == 200
+        assert asked(connection, "POST", "/v2/models/double/infer", headers, GOOD)[0] == 200
 
 
 def test_a_refused_order_is_not_carried_out(server: str, roster: Any, dial: Dial) -> None:
     connection = dial(server)
     page = {"origin": "https://evil.example"}
     assert asked(connection, "POST", "/v2/repository/models/double/unload", page)[0] == 403
-    assert asked(connection, "POST", "/v2/models/double/infer", page, INFER_BODY)[0] == 403
+    assert asked(connection, "POST", "/v2/models/double/infer", page, GOOD)[0] == 403
     assert asked(connection, "GET", "/v2/models/double/ready", page)[0] == 200
     assert roster.models["double"].rows == []
 
@@ -159,34 +144,18 @@ def test_a_refused_order_is_not_carried_out(server: str, roster: Any, dial: Dial
 )
 @pytest.mark.parametrize("after", [0, 2], ids=["first", "after known heads"])
 def test_the_short_way_lets_in_whom_the_long_way_does(
-    server: str, roster: Any, monkeypatch: pytest.MonkeyPatch, more: str, status: int, after: int
+    server: str, roster: Any, hot_requests: list[Any], more: str, status: int, after: int
 ) -> None:
     """Straight from the parser, and where the head before it is remembered."""
-    short: list[Any] = []
-    submit = hot_protocol.HotProtocol._submit
-    monkeypatch.setattr(
-        hot_protocol.HotProtocol, "_submit", lambda self, hot: (short.append(hot), submit(self, hot))
-    )
-    host, port = server.split(":")
-    dialled = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
-    with dialled as connection, connection.makefile("rb") as reader:
+    with connected(server) as connection:
         for fields, wanted in (*[("Host: localhost", 200)] * after, (more, status)):
             connection.sendall(
                 f"POST /v2/models/double/infer HTTP/1.1\r\n{fields}\r\n"
-                f"Content-Length: {len(INFER_BODY)}\r\n\r\n{INFER_BODY}".encode()
+                f"Content-Length: {len(GOOD)}\r\n\r\n".encode()
+                + GOOD
             )
-            assert _status(reader) == wanted
-    assert len(short) == after + (status == 200 and "ORIGIN" not in more)
-
-
-def _status(reader: Any) -> int:
-    status = int(reader.readline().split()[1])
-    length = 0
-    while (line := reader.readline().strip().lower()) != b"":
-        if line.startswith(b"content-length:"):
-            length = int(line.split(b":")[1])
-    reader.read(length)
-    return status
+            assert answer_on(connection)[0] == wanted
+    assert len(hot_requests) == after + (status == 200 and "ORIGIN" not in more)
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
@@ -238,7 +207,7 @@ def test_an_infer_request_is_taken_whatever_its_content_type_says(
 ) -> None:
     connection = dial(server)
     kind = {"content-type": "application/x-www-form-urlencoded"}  # curl -d
-    assert asked(connection, "POST", "/v2/models/double/infer", kind, INFER_BODY)[0] == 200
+    assert asked(connection, "POST", "/v2/models/double/infer", kind, GOOD)[0] == 200
     asks = '{"instances": [[1, 2, 3, 4]]}'
     assert asked(connection, "POST", "/v1/models/double:predict", kind, asks)[0] == 200
 

@@ -1,7 +1,6 @@
 """One connection of the server without a socket: its transport and its clock are moved by the test."""
 
 import asyncio
-import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
@@ -17,9 +16,6 @@ from ..conftest import HISTORY, FakeRoster, make_roster
 
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
 INFER = b"POST /v2/models/double/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
-GOOD = json.dumps(
-    {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
-).encode()
 CHUNKED = b"POST /v2/repository/index HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
 
 

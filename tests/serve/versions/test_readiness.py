@@ -14,6 +14,7 @@ from halfeven.serve.settings import read_settings
 from halfeven.serve.versions.readiness import Readiness
 
 from tests.patience import until
+from tests.serve.conftest import ASKED
 from tests.serve.versions.traffic.conftest import Versions, call, infer, publish, serving, spec
 from tests.serve.versions.traffic.conftest import nothing_is_collected as nothing_is_collected
 from tests.serve.versions.traffic.conftest import store as store
@@ -186,8 +187,7 @@ def test_a_deleted_model_is_gone_from_every_answer_and_comes_back_when_it_does(
     store.promote(publish(store, of=spec(name="other")))
     store.promote(store.version("net", 2))
     with serving(store) as (address, roster):
-        asked = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
-        assert call(address, "/v2/models/net/infer", asked)[0] == 200
+        assert call(address, "/v2/models/net/infer", ASKED)[0] == 200
         (store.root / "models" / "net").rename(tmp_path / "away")
         until(lambda: not roster.knows("net"))
         seen = [
@@ -199,14 +199,14 @@ def test_a_deleted_model_is_gone_from_every_answer_and_comes_back_when_it_does(
         ]
         assert [re.search(r"\bnet\b", str(one)) for one in seen] == [None] * len(seen)
         assert all("other" in str(one) for one in seen)
-        assert call(address, "/v2/models/net/infer", asked)[0] == 404
+        assert call(address, "/v2/models/net/infer", ASKED)[0] == 404
         assert call(address, "/v2/health/ready")[0] == 200
         until(lambda: versions.halves[2].closed)
         with pytest.raises(UnknownName):
             roster.find("net")
         (tmp_path / "away").rename(store.root / "models" / "net")
         until(lambda: roster.served("net") is not None)
-        assert call(address, "/v2/models/net/infer", asked)[0] == 200
+        assert call(address, "/v2/models/net/infer", ASKED)[0] == 200
 
 
 @pytest.mark.slow
@@ -243,9 +243,8 @@ def test_a_folder_that_was_copied_under_another_name_is_one_model_of_that_name(
 ) -> None:
     shutil.copytree(store.root / "models" / "net", store.root / "models" / "twin")
     with serving(store) as (address, _):
-        asked = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
         for name in ("net", "twin"):
-            status, answer = call(address, f"/v2/models/{name}/infer", asked)
+            status, answer = call(address, f"/v2/models/{name}/infer", ASKED)
             assert status == 200 and answer["model_name"] == name
         metrics = call(address, "/metrics")[1]
         counted = [line for line in metrics.splitlines() if line.startswith("nv_inference_count{")]

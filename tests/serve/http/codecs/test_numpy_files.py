@@ -16,19 +16,9 @@ from halfeven.serve.http.codecs.numpy_files import is_plain_npy, read_npy, read_
 from halfeven.serve.http.limits.memory_budget import FREE_BYTES, MemoryBudget, unlimited
 from numpy.lib import format as npy_format
 
+from tests.serve.http.bodies import npy, npz
+
 MIB = 2**20
-
-
-def npy(array: np.ndarray, **more: Any) -> bytes:
-    out = io.BytesIO()
-    np.save(out, array, **more)
-    return out.getvalue()
-
-
-def npz(**arrays: Any) -> bytes:
-    out = io.BytesIO()
-    np.savez(out, **arrays)
-    return out.getvalue()
 
 
 def zipped(members: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:

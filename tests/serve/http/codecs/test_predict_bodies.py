@@ -6,7 +6,6 @@ import json
 import struct
 import zlib
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from halfeven.serve.http.limits.memory_budget import unlimited
 from PIL import Image
 from safetensors.numpy import save
 
+from tests.serve.http.bodies import npy, npz, png
 from tests.specs import tensor
 
 FORM = "multipart/form-data; boundary=xx"
@@ -42,12 +42,6 @@ def grey() -> np.ndarray:
     return np.random.default_rng().integers(0, 17, (3, SIZE, SIZE), np.uint8)
 
 
-def png(pixels: np.ndarray) -> bytes:
-    out = io.BytesIO()
-    Image.fromarray(pixels).save(out, "PNG")
-    return out.getvalue()
-
-
 def png_of_rows(rows: bytes, interlaced: bool = False, chunks: int = 1) -> bytes:
     """A sound PNG of 4 x 4 grey pixels whose compressed data are ``rows``, in so many chunks."""
     packed, header = zlib.compress(rows), struct.pack(">IIBBBBB", SIZE, SIZE, 8, 0, 0, 0, interlaced)
@@ -57,18 +51,6 @@ def png_of_rows(rows: bytes, interlaced: bool = False, chunks: int = 1) -> bytes
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
         for kind, data in ((b"IHDR", header), *parts, (b"IEND", b""))
     )
-
-
-def saved(**arrays: Any) -> bytes:
-    out = io.BytesIO()
-    np.savez(out, **arrays)
-    return out.getvalue()
-
-
-def npy(array: np.ndarray) -> bytes:
-    out = io.BytesIO()
-    np.save(out, array)
-    return out.getvalue()
 
 
 def form(*parts: tuple[str, bytes]) -> bytes:
@@ -97,7 +79,7 @@ def test_pictures_are_the_same_rows_however_they_are_sent(grey: np.ndarray) -> N
         (as_json(*pictures), CURL),
         (as_json(*pictures, key="image"), CURL),
         (npy(wanted), CURL),
-        (saved(image=wanted), "application/x-npz"),
+        (npz(image=wanted), "application/x-npz"),
         (json.dumps({"instances": wanted.tolist()}).encode(), CURL),
     ):
         (array,) = read(SEEING, body, kind)
@@ -176,8 +158,8 @@ BAD: dict[str, tuple[ModelSpec, bytes, str, str]] = {
         CURL,
         "an npy file has one array, model 'pair' has the inputs",
     ),
-    "an array missing": (PAIR, saved(a=np.zeros((1, 4, 4), np.uint8)), CURL, r"missing .*\['b'\]"),
-    "an array too many": (PLAIN, saved(x=np.zeros((1, 3), np.float32), z=np.zeros(1)), CURL, "got 2 inputs"),
+    "an array missing": (PAIR, npz(a=np.zeros((1, 4, 4), np.uint8)), CURL, r"missing .*\['b'\]"),
+    "an array too many": (PLAIN, npz(x=np.zeros((1, 3), np.float32), z=np.zeros(1)), CURL, "got 2 inputs"),
     "FP64, numpy's own": (PLAIN, npy(np.zeros((1, 3))), CURL, "expected datatype FP32, got FP64"),
     "another shape": (
         PLAIN,
@@ -243,7 +225,7 @@ def test_only_short_json_and_npy_that_is_a_view_are_read_on_the_event_loop() -> 
     for body, kind in (
         (WHOLE, CURL),
         (as_json(WHOLE), CURL),
-        (saved(x=np.zeros(3)), CURL),
+        (npz(x=np.zeros(3)), CURL),
         (npy(np.zeros((300, 300), order="F")), CURL),
         (npy(np.zeros(MIB, ">f4")), CURL),
         (form(), FORM),

@@ -4,7 +4,8 @@ streams."""
 import pytest
 from halfeven.serve.http.connection.framing import Cuts
 
-from ..wire import CHUNKED, GOOD, INFER, LIVE, Wire, on_a_wire, statuses
+from ...conftest import GOOD
+from ..wire import CHUNKED, INFER, LIVE, Wire, on_a_wire, statuses
 
 HOST = b"host: localhost\r\n"
 DIFFERING = {

@@ -16,8 +16,8 @@ from halfeven.serve.http.limits.repeated_warnings import RepeatedWarning
 from halfeven.serve.http.routes.app import build_app
 from halfeven.serve.http.routes.infer import InferFront
 
-from ...conftest import HISTORY, FakeRoster, make_roster
-from ..wire import CHUNKED, GOOD, INFER, LIVE, Wire, on_a_wire, statuses, wires
+from ...conftest import GOOD, HISTORY, FakeRoster, make_roster
+from ..wire import CHUNKED, INFER, LIVE, Wire, on_a_wire, statuses, wires
 
 
 def held_back() -> FakeRoster:

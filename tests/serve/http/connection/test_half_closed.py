@@ -3,8 +3,6 @@
 Real sockets, since only the system knows the difference.
 """
 
-import json
-import re
 import socket
 import ssl
 from collections.abc import Callable, Iterator
@@ -19,26 +17,15 @@ import uvicorn
 from halfeven.serve.access.certificates import Certificates
 from halfeven.serve.batching.interface import Answer
 from halfeven.serve.http.connection.half_closed import INTERIM
-from halfeven.serve.http.routes.app import build_app
-from halfeven.serve.http.routes.infer import InferFront
 
 from tests.serve.access.authority import Pair
 
-from ...conftest import HISTORY, FakeRoster, FakeServed, make_roster, running, started
+from ...conftest import GOOD, FakeRoster, FakeServed, front_of, make_roster, running, started
+from ..raw_requests import message
+from ..wire import LIVE, statuses
 
-BODY = json.dumps(
-    {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
-).encode()
-HEAD = b"POST %b HTTP/1.1\r\nhost: localhost\r\n%bcontent-length: %d\r\n\r\n"
-LIVE = b"GET /v2/health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
 SECONDS = 20
-
-
-def infer(more: bytes = b"") -> bytes:
-    return HEAD % (b"/v2/models/double/infer", more, len(BODY)) + BODY
-
-
-WAYS = {"short way": b"", "long way": b"x-request-id: 7\r\n"}  # from the parser; through ASGI
+WAYS = {"short way": {}, "long way": {"x-request-id": "7"}}  # from the parser; through ASGI
 
 
 class Secured:
@@ -86,9 +73,9 @@ class Secured:
 @contextmanager
 def serving_tls(roster: FakeRoster, folder: Path) -> Iterator[Callable[[], Secured]]:
     """A function that makes a connection with TLS; all connections are closed at the end."""
-    front, pair = InferFront(build_app(roster, lambda: b"", HISTORY), roster), Pair(folder)
+    pair = Pair(folder)
     with (
-        started(front, tls=Certificates(pair.certificate, pair.key).server_context()) as server,
+        started(front_of(roster), tls=Certificates(pair.certificate, pair.key).server_context()) as server,
         ExitStack() as opened,
     ):
         port = server.servers[0].sockets[0].getsockname()[1]
@@ -102,8 +89,7 @@ def serving_tls(roster: FakeRoster, folder: Path) -> Iterator[Callable[[], Secur
 
 @contextmanager
 def connected(roster: FakeRoster) -> Iterator[socket.socket]:
-    front = InferFront(build_app(roster, lambda: b"", HISTORY), roster)
-    with running(front) as url:
+    with running(front_of(roster)) as url:
         host, _, port = url.partition(":")
         with socket.create_connection((host, int(port)), SECONDS) as caller:
             yield caller
@@ -116,10 +102,6 @@ def everything(caller: socket.socket) -> bytes:
     return b"".join(pieces)
 
 
-def statuses(data: bytes) -> list[int]:
-    return [int(one) for one in re.findall(rb"HTTP/1\.1 (\d+)", data)]
-
-
 def answer(double: FakeServed) -> None:
     """Answer what is held, on the server's own loop."""
     (held,) = double.held
@@ -128,12 +110,12 @@ def answer(double: FakeServed) -> None:
 
 
 ASKED = {
-    "short way": infer(),
-    "long way": infer(WAYS["long way"]),
+    "short way": message(GOOD),
+    "long way": message(GOOD, **WAYS["long way"]),
     "another route": LIVE,
     "three at once": LIVE * 3,
-    "two routes": LIVE + infer(),
-    "two on the short way": infer() + infer(),
+    "two routes": LIVE + message(GOOD),
+    "two on the short way": message(GOOD) + message(GOOD),
 }
 
 
@@ -152,7 +134,7 @@ def test_an_answer_that_takes_long_reaches_a_caller_that_has_sent_its_last_byte(
     double = roster.models["double"]
     double.holding = True
     with connected(roster) as caller:
-        caller.sendall(infer(WAYS[way]))
+        caller.sendall(message(GOOD, **WAYS[way]))
         caller.shutdown(socket.SHUT_WR)
         assert caller.recv(len(INTERIM), socket.MSG_WAITALL) == INTERIM  # is anybody there?
         answer(double)
@@ -167,13 +149,13 @@ def test_a_caller_that_has_left_gives_its_place_back_before_there_is_an_answer(w
     double = roster.models["double"]
     double.holding = True
     with connected(roster) as caller:
-        caller.sendall(infer(WAYS[way]))
+        caller.sendall(message(GOOD, **WAYS[way]))
         assert double.submitted.wait(SECONDS)
         caller.close()
         assert double.cancelled.wait(SECONDS)
 
 
-@pytest.mark.parametrize("sent", [b"", LIVE[:20], HEAD % (b"/v2/models/double/infer", b"", 5) + b"abc"])
+@pytest.mark.parametrize("sent", [b"", LIVE[:20], message(b"abcde")[:-2]])
 def test_what_can_never_be_whole_is_not_waited_for(sent: bytes) -> None:
     with connected(make_roster()) as caller:
         caller.sendall(sent)
@@ -183,7 +165,7 @@ def test_what_can_never_be_whole_is_not_waited_for(sent: bytes) -> None:
 
 def test_what_came_before_a_request_that_is_cut_off_is_answered() -> None:
     with connected(make_roster()) as caller:
-        caller.sendall(LIVE + infer() + infer(WAYS["long way"])[:-5])
+        caller.sendall(LIVE + message(GOOD) + message(GOOD, **WAYS["long way"])[:-5])
         caller.shutdown(socket.SHUT_WR)
         assert statuses(everything(caller).replace(INTERIM, b"")) == [200, 200]
 
@@ -229,7 +211,7 @@ def test_over_tls_a_late_answer_comes_too_and_a_caller_that_left_gives_its_place
             double.submitted.clear()
             double.held.clear()
             caller = connect()
-            caller.send(infer(), *end)
+            caller.send(message(GOOD), *end)
             assert double.submitted.wait(SECONDS)
             answer(double)
             assert statuses(caller.everything().replace(INTERIM, b"")) == [200]
@@ -238,7 +220,7 @@ def test_over_tls_a_late_answer_comes_too_and_a_caller_that_left_gives_its_place
             double.submitted.clear()
             double.cancelled.clear()
             caller = connect()
-            caller.send(infer(), *end)
+            caller.send(message(GOOD), *end)
             assert double.submitted.wait(SECONDS)
             caller.plain.close()
             assert double.cancelled.wait(SECONDS)
@@ -247,7 +229,7 @@ def test_over_tls_a_late_answer_comes_too_and_a_caller_that_left_gives_its_place
 @pytest.mark.slow
 def test_over_tls_what_can_never_be_whole_is_not_waited_for(tmp_path: Path) -> None:
     with serving_tls(make_roster(), tmp_path) as connect:
-        for end, sent in product(ENDS.values(), [LIVE[:20], infer()[:-3]]):
+        for end, sent in product(ENDS.values(), [LIVE[:20], message(GOOD)[:-3]]):
             caller = connect()
             caller.send(sent, *end)
             assert caller.everything() == b""

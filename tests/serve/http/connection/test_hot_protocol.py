@@ -12,26 +12,14 @@ import pytest
 import tritonclient.http as triton
 from halfeven.models.errors import Overloaded
 from halfeven.serve.http.codecs.infer import InferCodec
-from halfeven.serve.http.connection import hot_protocol
-from halfeven.serve.http.routes.app import build_app
-from halfeven.serve.http.routes.infer import InferFront
 
 from tests.patience import PATIENCE_S, until
 
-from ...conftest import HISTORY
+from ...conftest import ASKED, GOOD, front_of
+from ..raw_requests import connected, message
 from ..wire import Wire
 
-URL = "/v2/models/double/infer"
-GOOD = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 LONG_WAY = {"expect": ""}  # a header of those that are left to ASGI
-
-
-def request(
-    body: bytes, headers: dict[str, str] | None = None, url: str = URL, version: str = "1.1"
-) -> bytes:
-    fields = {"host": "localhost", "content-length": str(len(body)), **(headers or {})}
-    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-    return f"POST {url} HTTP/{version}\r\n{head}\r\n".encode() + body
 
 
 def binary() -> tuple[bytes, dict[str, str]]:
@@ -39,11 +27,6 @@ def binary() -> tuple[bytes, dict[str, str]]:
     given = triton.InferInput("x", [2, 4], "FP32").set_data_from_numpy(array)
     body, head = triton.InferenceServerClient.generate_request_body([given])
     return body, {"inference-header-content-length": str(head)}
-
-
-def connected(server: str) -> socket.socket:
-    host, port = server.split(":")
-    return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
 
 
 def one_response(connection: socket.socket) -> tuple[bytes, bytes]:
@@ -69,20 +52,6 @@ def sorted_lines(head: bytes) -> list[bytes]:
     return sorted(head.split(b"\r\n"))
 
 
-@pytest.fixture
-def hot_requests(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Each request that took the short way."""
-    seen: list[Any] = []
-    submit = hot_protocol.HotProtocol._submit
-
-    def counted(self: Any, hot: Any) -> None:
-        seen.append(hot)
-        submit(self, hot)
-
-    monkeypatch.setattr(hot_protocol.HotProtocol, "_submit", counted)
-    return seen
-
-
 @pytest.mark.parametrize(
     "case", ["json", "written by a thread", "binary", "bad json", "unknown input", "empty"]
 )
@@ -100,18 +69,18 @@ def test_both_ways_give_the_same_answer(
     if case == "written by a thread":
         monkeypatch.setattr(InferCodec, "is_quick_to_write", lambda *_: False)
     body, headers = {
-        "json": (json.dumps({**GOOD, "id": "me"}).encode(), {}),
-        "written by a thread": (json.dumps(GOOD).encode(), {}),
+        "json": (json.dumps({**ASKED, "id": "me"}).encode(), {}),
+        "written by a thread": (GOOD, {}),
         "binary": binary(),
         "bad json": (b'{"inputs"', {}),
-        "unknown input": (json.dumps({"inputs": [{**GOOD["inputs"][0], "name": "z"}]}).encode(), {}),
+        "unknown input": (json.dumps({"inputs": [{**ASKED["inputs"][0], "name": "z"}]}).encode(), {}),
         "empty": (b"[]", {}),
     }[case]
     with connected(server) as connection:
-        connection.sendall(request(body, headers))
+        connection.sendall(message(body, **headers))
         short = one_response(connection)
         assert len(hot_requests) == 1
-        connection.sendall(request(body, {**headers, **LONG_WAY}))
+        connection.sendall(message(body, **headers, **LONG_WAY))
         long = one_response(connection)
         assert len(hot_requests) == 1
     assert short[1] == long[1]
@@ -135,14 +104,14 @@ def test_a_caller_who_leaves_while_a_thread_writes_costs_nobody_anything(
 
     monkeypatch.setattr(InferCodec, "is_quick_to_write", lambda *_: False)
     monkeypatch.setattr(InferCodec, "write", held)
-    body = json.dumps(GOOD).encode()
+    body = GOOD
     with connected(server) as leaving:
-        leaving.sendall(request(body))
+        leaving.sendall(message(body))
         assert begun.wait(PATIENCE_S)
     until(lambda: hot_requests[0].disconnected)
     left.set()
     with connected(server) as connection:
-        connection.sendall(request(body))
+        connection.sendall(message(body))
         assert one_response(connection)[0].startswith(b"HTTP/1.1 200")
     assert not hot_requests[0].response_complete
     until(lambda: hot_requests[0].lease._budget.used == 0)
@@ -151,7 +120,7 @@ def test_a_caller_who_leaves_while_a_thread_writes_costs_nobody_anything(
 def test_a_refusal_that_says_when_to_come_back_says_it_on_the_short_way_too(server: str, roster: Any) -> None:
     roster.models["double"].refusal = Overloaded("full", 3.0)
     with connected(server) as connection:
-        connection.sendall(request(json.dumps(GOOD).encode()))
+        connection.sendall(message(GOOD))
         head, body = one_response(connection)
     assert head.startswith(b"HTTP/1.1 503") and b"retry-after: 3" in head and b"full" in body
 
@@ -162,16 +131,16 @@ def test_many_requests_on_one_connection_alternate_between_the_ways(
     body, headers = binary()
     with connected(server) as connection:
         for turn in range(6):
-            connection.sendall(request(body, headers if turn % 2 else {**headers, **LONG_WAY}))
+            connection.sendall(message(body, **headers, **({} if turn % 2 else LONG_WAY)))
             assert one_response(connection)[0].startswith(b"HTTP/1.1 200")
     assert len(hot_requests) == 3
 
 
 def test_requests_sent_ahead_are_answered_in_their_order(server: str, roster: Any) -> None:
     """Pipelining: the second waits until the first has its answer."""
-    bodies = [json.dumps({**GOOD, "id": str(number)}).encode() for number in range(5)]
+    bodies = [json.dumps({**ASKED, "id": str(number)}).encode() for number in range(5)]
     with connected(server) as connection:
-        connection.sendall(b"".join(request(body) for body in bodies))
+        connection.sendall(b"".join(message(body) for body in bodies))
         data = b""
         while data.count(b'"outputs"') < 5:
             data += _some(connection)
@@ -180,18 +149,18 @@ def test_requests_sent_ahead_are_answered_in_their_order(server: str, roster: An
 
 def test_a_body_that_comes_in_pieces_is_whole(server: str, hot_requests: list[Any]) -> None:
     body, headers = binary()
-    message = request(body, headers)
+    sent = message(body, **headers)
     with connected(server) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for at in range(0, len(message), 50):
-            connection.sendall(message[at : at + 50])
+        for at in range(0, len(sent), 50):
+            connection.sendall(sent[at : at + 50])
         assert one_response(connection)[0].startswith(b"HTTP/1.1 200")
     assert len(hot_requests) == 1
 
 
 def test_a_connection_that_is_not_kept_alive_is_closed_after_its_answer(server: str) -> None:
     with connected(server) as connection:
-        connection.sendall(request(json.dumps(GOOD).encode(), {"connection": "close"}))
+        connection.sendall(message(GOOD, connection="close"))
         head, _ = one_response(connection)
         assert head.startswith(b"HTTP/1.1 200") and b"connection: close" in head
         assert connection.recv(100) == b""
@@ -200,7 +169,7 @@ def test_a_connection_that_is_not_kept_alive_is_closed_after_its_answer(server: 
 def test_a_caller_of_http_1_0_gets_no_interim_answer(server: str) -> None:
     """The caller would take an interim answer for the last one (RFC 9110 10.1.1)."""
     with connected(server) as connection:
-        sent = request(json.dumps(GOOD).encode(), {"expect": "100-continue"})
+        sent = message(GOOD, expect="100-continue")
         connection.sendall(sent.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
         assert _some(connection).startswith(b"HTTP/1.1 200")
 
@@ -214,7 +183,7 @@ def test_what_asks_for_more_goes_the_long_way(
     server: str, headers: dict[str, str], hot_requests: list[Any]
 ) -> None:
     with connected(server) as connection:
-        connection.sendall(request(json.dumps(GOOD).encode(), headers))
+        connection.sendall(message(GOOD, **headers))
         data = _some(connection)
         assert data.startswith((b"HTTP/1.1 200", b"HTTP/1.1 100"))
     assert hot_requests == []
@@ -234,15 +203,15 @@ def test_lines_of_one_header_are_joined_whichever_way_a_request_takes(
     server: str, lines: tuple[str, ...]
 ) -> None:
     """RFC 9110, 5.3."""
-    body = json.dumps(GOOD).encode()
+    body = GOOD
     found = []
     for headers in ({}, LONG_WAY):
-        head, rest = request(body, headers).split(b"\r\n", 1)
+        head, rest = message(body, **headers).split(b"\r\n", 1)
         given = "".join(f"accept-encoding: {line}\r\n" for line in lines).encode()
         with connected(server) as connection:
             connection.sendall(head + b"\r\n" + given + rest)
             found.append(re.findall(rb"content-encoding: \w+", one_response(connection)[0]))
-    one_line = request(body, {"accept-encoding": ", ".join(lines)})
+    one_line = message(body, accept_encoding=", ".join(lines))
     with connected(server) as connection:
         connection.sendall(one_line)
         found.append(re.findall(rb"content-encoding: \w+", one_response(connection)[0]))
@@ -252,12 +221,12 @@ def test_lines_of_one_header_are_joined_whichever_way_a_request_takes(
 @pytest.mark.slow
 def test_only_short_urls_of_models_that_are_there_are_remembered(roster: Any) -> None:
     async def run() -> dict[bytes, Any]:
-        front = InferFront(build_app(roster, lambda: b"", HISTORY), roster)
+        front = front_of(roster)
         wire = Wire(front)
         for number in range(300):
             for path in ("models/double/infer", f"models/no{number}/infer", f"{number}"):
                 url = f"/v2/{path}"
-                wire.protocol.data_received(request(json.dumps(GOOD).encode(), url=url))
+                wire.protocol.data_received(message(GOOD, url))
             await wire.settled()
         return front.urls
 
@@ -268,7 +237,7 @@ def test_a_large_answer_comes_whole(server: str, roster: Any) -> None:
     roster.models["double"].compute = lambda x: [np.tile(x, (4096, 4))]
     with connected(server) as connection:
         body, headers = binary()
-        connection.sendall(request(body, headers))
+        connection.sendall(message(body, **headers))
         head, answer = one_response(connection)
     length = int(re.search(rb"inference-header-content-length: (\d+)", head)[1])  # pyright: ignore
     assert len(answer) - length == 2 * 4096 * 16 * 4
@@ -279,5 +248,5 @@ def test_an_answer_that_cannot_be_written_is_a_500_and_the_connection_stays(serv
     with connected(server) as connection:
         for compute, status in ((lambda _: [], b"500"), (served.compute, b"200")):
             served.compute = compute
-            connection.sendall(request(json.dumps(GOOD).encode()))
+            connection.sendall(message(GOOD))
             assert one_response(connection)[0].split()[1] == status

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,24 +18,17 @@ from halfeven.serve.batching.interface import Answer
 from halfeven.serve.http.connection import polite_server
 from halfeven.serve.http.connection.hot_protocol import HotProtocol
 from halfeven.serve.http.connection.polite_server import PoliteServer
-from halfeven.serve.http.routes.app import build_app
-from halfeven.serve.http.routes.infer import InferFront
 
-from tests.patience import PATIENCE_S
-from tests.serve.conftest import HISTORY, FakeRoster, make_roster, started
+from tests.patience import PATIENCE_S, until
+from tests.serve.conftest import GOOD, FakeRoster, front_of, make_roster, started
+from tests.serve.http.raw_requests import message
 
 FOREVER_S = 60.0
-BODY = json.dumps({"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]})
-LONG_WAY = "X-Request-Id: me\r\n"
-
-
-def infer(more: str = "") -> bytes:
-    head = f"POST /v2/models/double/infer HTTP/1.1\r\nHost: localhost\r\n{more}Content-Length: {len(BODY)}\r\n\r\n"
-    return (head + BODY).encode()
+LONG_WAY = {"x-request-id": "me"}
 
 
 def get(path: str) -> bytes:
-    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    return message(b"", path, "GET")
 
 
 class Wire:
@@ -83,14 +75,8 @@ class Leaving:
     def signal(self, number: int = signal.SIGTERM) -> None:
         self.server.handle_exit(number, None)
 
-    def until(self, holds: Callable[[], bool]) -> None:
-        end_s = time.monotonic() + PATIENCE_S
-        while not holds():
-            assert time.monotonic() < end_s, "it did not come about in time"
-            time.sleep(0.005)
-
     def until_leaving(self) -> None:
-        self.until(lambda: self.server._state.leaving)
+        until(lambda: self.server._state.leaving, between_s=0.005)
 
     def is_refused(self) -> bool:
         try:
@@ -107,46 +93,50 @@ def leaving() -> Iterator[Leaving]:
     def leave() -> None:
         roster.leaving, roster.reasons = True, ["the server is shutting down"]
 
-    app = InferFront(build_app(roster, lambda: b"", HISTORY), roster)
-    with ExitStack() as stack, started(app, grace_s=FOREVER_S, on_leaving=leave, quiet_s=0.2) as server:
+    with (
+        ExitStack() as stack,
+        started(front_of(roster), grace_s=FOREVER_S, on_leaving=leave, quiet_s=0.2) as server,
+    ):
         yield Leaving(server, roster, stack)
         server.should_exit = server._hurried = True
 
 
-@pytest.mark.parametrize("more", ["", LONG_WAY], ids=["short way", "long way"])
+@pytest.mark.parametrize("more", [{}, LONG_WAY], ids=["short way", "long way"])
 def test_readiness_falls_first_and_everybody_is_answered_and_told_until_the_port_closes(
-    leaving: Leaving, more: str
+    leaving: Leaving, more: dict[str, str]
 ) -> None:
     asked_before, silent = leaving.dial(), leaving.dial()
-    assert asked_before.ask(infer(more))[:2] == (200, False)
-    assert asked_before.ask(infer(more))[:2] == (200, False)  # its head is known now
+    assert asked_before.ask(message(GOOD, **more))[:2] == (200, False)
+    assert asked_before.ask(message(GOOD, **more))[:2] == (200, False)  # its head is known now
     assert asked_before.ask(get("/v2/health/ready"))[:2] == (200, False)
     assert asked_before.ask(get("/v2/models/double/ready"))[:2] == (200, False)
-    assert asked_before.ask(infer(more))[:2] == (200, False)
+    assert asked_before.ask(message(GOOD, **more))[:2] == (200, False)
     leaving.signal()
     leaving.until_leaving()
     assert leaving.dial().ask(get("/v2/health/ready"))[0] == 503
     assert leaving.dial().ask(get("/v2/models/double/ready"))[0] == 503
     assert leaving.dial().ask(get("/v2/health/live"))[0] == 200
     for wire in (asked_before, silent, leaving.dial()):
-        assert wire.ask(infer(more))[:2] == (200, True)
+        assert wire.ask(message(GOOD, **more))[:2] == (200, True)
         assert wire.ended()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", ["", LONG_WAY], ids=["short way", "long way"])
-def test_what_is_computed_when_the_port_closes_is_answered_and_told(leaving: Leaving, more: str) -> None:
+@pytest.mark.parametrize("more", [{}, LONG_WAY], ids=["short way", "long way"])
+def test_what_is_computed_when_the_port_closes_is_answered_and_told(
+    leaving: Leaving, more: dict[str, str]
+) -> None:
     double = leaving.roster.models["double"]
     double.holding = True
     wire, late = leaving.dial(), leaving.dial()
-    wire.socket.sendall(infer(more))
-    leaving.until(lambda: len(double.held) == 1)
-    late.socket.sendall(infer(more)[:-10])
+    wire.socket.sendall(message(GOOD, **more))
+    until(lambda: len(double.held) == 1)
+    late.socket.sendall(message(GOOD, **more)[:-10])
     leaving.signal()
     leaving.signal()  # the second one ends the grace
-    leaving.until(leaving.is_refused)
-    late.socket.sendall(infer(more)[-10:])
-    leaving.until(lambda: len(double.held) == 2)
+    until(leaving.is_refused)
+    late.socket.sendall(message(GOOD, **more)[-10:])
+    until(lambda: len(double.held) == 2)
     answer(leaving, double)
     assert wire.read()[:2] == late.read()[:2] == (200, True)
     assert wire.ended() and late.ended()
@@ -160,14 +150,14 @@ def answer(leaving: Leaving, double: Any) -> None:
     double.held[0].get_loop().call_soon_threadsafe(settle)
 
 
-@pytest.mark.parametrize("more", ["", LONG_WAY], ids=["short way", "long way"])
+@pytest.mark.parametrize("more", [{}, LONG_WAY], ids=["short way", "long way"])
 def test_requests_that_came_together_are_all_answered_and_the_last_one_told(
-    leaving: Leaving, more: str
+    leaving: Leaving, more: dict[str, str]
 ) -> None:
     wire = leaving.dial()
     leaving.signal()
     leaving.until_leaving()
-    wire.socket.sendall(infer(more) * 4)
+    wire.socket.sendall(message(GOOD, **more) * 4)
     assert [wire.read()[:2] for _ in range(4)] == [(200, False)] * 3 + [(200, True)]
     assert wire.ended()
 
@@ -200,10 +190,10 @@ def test_an_answer_that_had_begun_is_not_the_last_one_for_it_could_not_say_so() 
 
 def test_a_quiet_connection_is_closed_at_the_end_alone(leaving: Leaving) -> None:
     quiet, never = leaving.dial(), leaving.dial()
-    assert quiet.ask(infer())[0] == 200
+    assert quiet.ask(message(GOOD))[0] == 200
     leaving.signal()
     leaving.until_leaving()
-    assert leaving.dial().ask(infer())[:2] == (200, True)
+    assert leaving.dial().ask(message(GOOD))[:2] == (200, True)
     for wire in (quiet, never):
         wire.socket.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -223,7 +213,7 @@ class Stalled:
         assert isinstance(one, HotProtocol)
         one.loop.call_soon_threadsafe(self._stall, one)
         assert self._stalls.wait(PATIENCE_S)
-        wires[0].socket.sendall(infer())
+        wires[0].socket.sendall(message(GOOD))
         self._sent.set()
 
     def _stall(self, one: HotProtocol) -> None:
@@ -241,7 +231,7 @@ def test_what_lies_unread_when_a_connection_is_to_be_closed_is_answered(leaving:
             one._time_is_up()
 
     wire = leaving.dial()
-    assert wire.ask(infer())[0] == 200
+    assert wire.ask(message(GOOD))[0] == 200
     Stalled(leaving.server, [wire], close)
     assert wire.read()[0] == 200
 
@@ -252,7 +242,7 @@ def test_who_connected_before_the_port_closed_is_answered_though_nobody_had_acce
     """The event loop stands still while callers connect and ask, and the next thing that it does is to close."""
     late: list[Wire] = []
     first = leaving.dial()
-    assert first.ask(infer())[0] == 200
+    assert first.ask(message(GOOD))[0] == 200
     stalls, sent = threading.Event(), threading.Event()
 
     def stall() -> None:
@@ -267,7 +257,7 @@ def test_who_connected_before_the_port_closed_is_answered_though_nobody_had_acce
     assert stalls.wait(PATIENCE_S)
     for _ in range(20):
         late.append(leaving.dial())
-        late[-1].socket.sendall(infer())
+        late[-1].socket.sendall(message(GOOD))
     sent.set()
     assert [wire.read()[:2] for wire in late] == [(200, True)] * 20
 
@@ -291,14 +281,14 @@ def test_nobody_new_gets_through_to_a_port_that_is_held_off_and_who_waits_is_sti
         assert polite_server.waiting_in(listener) == 0
 
 
-@pytest.mark.parametrize("more", ["", LONG_WAY], ids=["hot", "asgi"])
+@pytest.mark.parametrize("more", [{}, LONG_WAY], ids=["hot", "asgi"])
 def test_what_is_still_computed_when_the_time_is_over_is_refused_with_words(
-    leaving: Leaving, more: str
+    leaving: Leaving, more: dict[str, str]
 ) -> None:
     leaving.roster.models["double"].holding = True
     wire = leaving.dial()
-    wire.socket.sendall(infer(more))
-    leaving.until(lambda: len(leaving.roster.models["double"].held) == 1)
+    wire.socket.sendall(message(GOOD, **more))
+    until(lambda: len(leaving.roster.models["double"].held) == 1)
     leaving.server.config.timeout_graceful_shutdown = 0.1  # pyright: ignore[reportAttributeAccessIssue]
     leaving.signal()
     leaving.signal()

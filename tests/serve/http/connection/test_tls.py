@@ -4,26 +4,13 @@ import asyncio
 import ssl
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from halfeven.serve.access.certificates import Certificates
 from halfeven.serve.http.connection.tls import Secured
 
 from tests.serve.access.authority import Pair
-
-
-class Raw(asyncio.Transport):
-    """The transport below: it keeps what is written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = bytearray()
-
-    def write(self, data: Any) -> None:
-        self.written += data
-
-    def is_closing(self) -> bool:
-        return False
+from tests.serve.http.wire import Transport
 
 
 class Above(asyncio.Protocol):
@@ -43,18 +30,18 @@ def test_what_comes_behind_the_alert_is_neither_kept_nor_heard(tmp_path: Path) -
 
 
 async def behind_the_alert(tmp_path: Path) -> None:
-    pair, raw, above = Pair(tmp_path), Raw(), Above()
+    pair, raw, above = Pair(tmp_path), Transport(), Above()
     context = Certificates(pair.certificate, pair.key).server_context()
     secured = Secured(context, lambda: above, 30.0)
-    secured.connection_made(raw)
+    secured.connection_made(cast(Any, raw))
     sent, come = ssl.MemoryBIO(), ssl.MemoryBIO()
     caller = pair.trusting().wrap_bio(come, sent, server_hostname="localhost")
     while not secured.ready.done():
         with suppress(ssl.SSLWantReadError):
             caller.do_handshake()
         secured.data_received(sent.read())
-        come.write(bytes(raw.written))
-        raw.written.clear()
+        come.write(raw.written)
+        raw.written = b""
     caller.write(b"a request")
     with suppress(ssl.SSLWantReadError):
         caller.unwrap()
@@ -65,24 +52,15 @@ async def behind_the_alert(tmp_path: Path) -> None:
     secured.connection_lost(None)
 
 
-class Aborted(Raw):
-    """A transport below that knows whether it was aborted."""
-
-    was = False
-
-    def abort(self) -> None:
-        self.was = True
-
-
 def test_a_handshake_that_takes_too_long_is_aborted(tmp_path: Path) -> None:
     asyncio.run(too_long(tmp_path))
 
 
 async def too_long(tmp_path: Path) -> None:
-    pair, raw = Pair(tmp_path), Aborted()
+    pair, raw = Pair(tmp_path), Transport()
     secured = Secured(Certificates(pair.certificate, pair.key).server_context(), Above, 0.0)
-    secured.connection_made(raw)
-    while not raw.was:
+    secured.connection_made(cast(Any, raw))
+    while not raw.aborted:
         await asyncio.sleep(0)
     secured.connection_lost(None)
     assert isinstance(secured.ready.exception(), ConnectionResetError)

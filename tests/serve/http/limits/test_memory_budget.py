@@ -28,14 +28,13 @@ from halfeven.serve.http.limits.memory_budget import (
     json_bytes,
     usable_memory,
 )
-from halfeven.serve.http.routes.app import build_app
-from halfeven.serve.http.routes.infer import InferFront
 
 from tests.control_group_tree import UNIFIED, control_groups, of_version_1
 from tests.specs import tensor
 
-from ...conftest import HISTORY, FakeRoster, FakeServed, make_roster
+from ...conftest import FakeRoster, FakeServed, front_of, make_roster
 from ..messages import GONE, chunk, receiving
+from ..raw_requests import message
 from ..wire import Wire
 
 MIB = 2**20
@@ -245,15 +244,9 @@ BINARY = json.dumps(
 BODY = BINARY + bytes(ROWS * 16384)
 
 
-def message(**headers: str) -> bytes:
-    fields = {
-        "host": "localhost",
-        "content-length": str(len(BODY)),
-        "inference-header-content-length": str(len(BINARY)),
-        **headers,
-    }
-    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in fields.items())
-    return f"POST /v2/models/wide/infer HTTP/1.1\r\n{lines}\r\n".encode() + BODY
+def asked(**headers: str) -> bytes:
+    length = str(len(BINARY))
+    return message(BODY, "/v2/models/wide/infer", inference_header_content_length=length, **headers)
 
 
 def wide_roster() -> FakeRoster:
@@ -270,10 +263,10 @@ WAYS = {"short": {}, "known head": {}, "long": {"expect": ""}}
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_a_request_ends_gives_its_bytes_back(end: str, way: str) -> None:
     budget, roster = MemoryBudget(MIB), wide_roster()
-    sent = message(**WAYS[way])
+    sent = asked(**WAYS[way])
 
     async def run() -> None:
-        front = InferFront(build_app(roster, lambda: b"", HISTORY), roster, bounds=ServerBounds(10.0, budget))
+        front = front_of(roster, bounds=ServerBounds(10.0, budget))
         wire, wide = Wire(front), roster.models["wide"]
         if way == "known head":
             await wire.send(sent, sent)
@@ -300,17 +293,12 @@ def test_a_full_budget_is_said_with_the_time_to_come_again() -> None:
     async def run() -> bytes:
         roster, budget = wide_roster(), MemoryBudget(MIB)
         budget.take_anyway(MIB)
-        front = InferFront(build_app(roster, lambda: b"", HISTORY), roster, bounds=ServerBounds(10.0, budget))
+        front = front_of(roster, bounds=ServerBounds(10.0, budget))
         written = b""
         for way in ({}, {"expect": ""}):
             wire = Wire(front)
-            written += await wire.send(message(**way)[:70_000], message(**way)[70_000:])
-            small = b'{"inputs": []}'
-            head = (
-                b"POST /v2/models/wide/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
-                % len(small)
-            )
-            written += await Wire(front).send(head + small)
+            written += await wire.send(asked(**way)[:70_000], asked(**way)[70_000:])
+            written += await Wire(front).send(message(b'{"inputs": []}', "/v2/models/wide/infer"))
         return written
 
     written = asyncio.run(run())

@@ -152,16 +152,6 @@ def test_a_prediction_may_be_compressed_like_a_request_of_v2(http: httpx.Client,
         assert (answer.status_code, answer.json()["code"]) == (501, "unknown_coding")
 
 
-def test_predictions_of_scores_name_the_best_label(http: httpx.Client) -> None:
-    answer = http.post("/v1/models/scores:predict", json={"instances": [[1, 3, 2]]}).json()
-    assert answer == {"predictions": [[2, 6, 4]], "labels": ["bee"]}
-
-
-def test_predictions_take_and_give_objects_where_there_are_several_tensors(http: httpx.Client) -> None:
-    answer = http.post("/v1/models/pair:predict", json={"instances": [{"ids": [1, 2], "mask": [1, 0.5]}]})
-    assert answer.json() == {"predictions": [{"total": 2, "masked": [1, 1]}]}
-
-
 @pytest.mark.parametrize(
     ("url", "body", "status", "code", "fault"),
     [
@@ -297,18 +287,3 @@ def test_the_openai_client_lists_and_retrieves_models(server: str) -> None:
         assert {(model.object, model.owned_by, type(model.created)) for model in listed} == {
             ("model", "halfeven", int)
         }
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        PREDICT,
-        "/v1/models/double/versions/3:predict",
-        "/v1/models/nobody:predict",
-        "/v1/models/double:endpoint",
-    ],
-)
-@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
-def test_another_method_on_predict_is_told_to_post(http: httpx.Client, path: str, method: str) -> None:
-    answer = http.request(method, path)
-    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 from typing import Any
 
 import httpx
@@ -12,15 +11,14 @@ import tritonclient.http as triton
 from halfeven.models.errors import EngineFailed, Overloaded
 from halfeven.serve.http.routes.infer import InferFront
 
-from tests.patience import PATIENCE_S
+from ...conftest import ASKED
+from ..raw_requests import connected, message
 
 URL = "/v2/models/double/infer"
-ONES = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
-GOOD = {"inputs": [ONES]}
 
 
 def still_serves(http: httpx.Client) -> None:
-    answer = http.post(URL, json=GOOD)
+    answer = http.post(URL, json=ASKED)
     assert answer.status_code == 200, answer.text
     assert answer.json()["outputs"][0]["data"] == [2, 4, 6, 8]
 
@@ -41,7 +39,7 @@ def test_tritonclient_infers(server: str, rows: int, binary_in: bool, binary_out
 
 
 def test_every_answer_says_who_gave_it_and_what_it_took(http: httpx.Client) -> None:
-    headers = http.post(URL, json=GOOD).headers
+    headers = http.post(URL, json=ASKED).headers
     assert headers["halfeven-version"] == "3" and headers["halfeven-precision"] == "fp16"
     assert headers["halfeven-digest"] == "0123456789abcdef" * 4
     phases = dict(item.split(";dur=") for item in headers["server-timing"].split(", "))
@@ -52,50 +50,27 @@ def test_every_answer_says_who_gave_it_and_what_it_took(http: httpx.Client) -> N
 
 
 def test_a_binary_answer_says_where_its_json_ends(http: httpx.Client) -> None:
-    answer = http.post(URL, json={**GOOD, "parameters": {"binary_data_output": True}})
+    answer = http.post(URL, json={**ASKED, "parameters": {"binary_data_output": True}})
     head = int(answer.headers["inference-header-content-length"])
     assert answer.headers["content-type"] == "application/octet-stream"
     assert json.loads(answer.content[:head])["outputs"][0]["parameters"] == {"binary_data_size": 16}
     np.testing.assert_array_equal(np.frombuffer(answer.content[head:], "<f4"), [2, 4, 6, 8])
 
 
-def test_names_may_be_percent_encoded_and_queries_are_ignored(http: httpx.Client) -> None:
-    assert http.post("/v2/models/dou%62le/versions/3/infer?test_1=1", json=GOOD).status_code == 200
-
-
-BAD: dict[str, tuple[str, dict[str, Any], int, str]] = {
-    "unknown version": (
-        "/v2/models/double/versions/9/infer",
-        {"json": GOOD},
-        404,
-        "Request for unknown model",
-    ),
-    "not ready": (
-        "/v2/models/starting/infer",
-        {"json": GOOD},
-        503,
-        "model 'starting' has no active version",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_a_bad_request_is_refused_and_the_next_good_one_answered(case: str, http: httpx.Client) -> None:
-    url, request, status, fault = BAD[case]
-    answer = http.post(url, **request)
-    assert (answer.status_code, list(answer.json())) == (status, ["error"])
-    assert fault in answer.json()["error"]
+def test_an_unknown_version_and_a_model_that_is_not_ready_are_refused(http: httpx.Client) -> None:
+    for path, status, fault in (
+        ("double/versions/9", 404, "Request for unknown model"),
+        ("starting", 503, "model 'starting' has no active version"),
+    ):
+        answer = http.post(f"/v2/models/{path}/infer", json=ASKED)
+        assert (answer.status_code, list(answer.json())) == (status, ["error"])
+        assert fault in answer.json()["error"]
     still_serves(http)
-
-
-def test_another_method_is_refused_with_the_right_one(http: httpx.Client) -> None:
-    answer = http.get(URL)
-    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 
 
 @pytest.mark.parametrize(
     ("url", "body", "key"),
-    [(URL, GOOD, "error"), ("/v1/models/double:predict", {"instances": [[1, 2, 3, 4]]}, "detail")],
+    [(URL, ASKED, "error"), ("/v1/models/double:predict", {"instances": [[1, 2, 3, 4]]}, "detail")],
 )
 def test_a_full_queue_answers_503_and_when_to_come_back(
     url: str, body: Any, key: str, http: httpx.Client, roster: Any
@@ -115,27 +90,18 @@ def test_a_failing_engine_is_500_in_its_own_words_and_a_bug_in_ours(http: httpx.
     double = roster.models["double"]
     works, double.compute = double.compute, broken
     errors: list[Exception] = [RuntimeError("a secret path"), EngineFailed("the device raised X")]
-    assert http.post(URL, json=GOOD).json() == {"error": "the device raised X"}
-    answer = http.post(URL, json=GOOD)
+    assert http.post(URL, json=ASKED).json() == {"error": "the device raised X"}
+    answer = http.post(URL, json=ASKED)
     assert answer.status_code == 500 and "secret" not in answer.text and "bug in halfeven" in answer.text
     double.compute = works
     still_serves(http)
 
 
-def sending(server: str, body: bytes, length: int | None = None) -> socket.socket:
-    host, port = server.split(":")
-    connection = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
-    length = len(body) if length is None else length
-    connection.sendall(
-        f"POST {URL} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n".encode() + body
-    )
-    return connection
-
-
 def test_a_caller_who_leaves_while_sending_submits_nothing(
     server: str, http: httpx.Client, roster: Any
 ) -> None:
-    sending(server, b"{", 100).close()
+    with connected(server) as connection:
+        connection.sendall(message(b"{" * 100)[:-99])
     still_serves(http)
     assert roster.models["double"].rows == [1]
 
@@ -174,6 +140,6 @@ def test_a_version_with_a_new_signature_is_read_by_its_own(http: httpx.Client, r
     still_serves(http)
     roster.models["double"].spec = roster.models["double"].spec.with_max_batch_size(1)
     most = roster.models["double"].spec.max_request_rows
-    many = {"inputs": [{**ONES, "shape": [most + 1, 4], "data": [0] * 4 * (most + 1)}]}
+    many = {"inputs": [{**ASKED["inputs"][0], "shape": [most + 1, 4], "data": [0] * 4 * (most + 1)}]}
     assert f"batch-size must be <= {most} for 'double'" in http.post(URL, json=many).json()["error"]
     still_serves(http)

@@ -3,7 +3,6 @@
 Every coding in and out, and `--triton-strict`, are in tests/conformance, on the whole server.
 """
 
-import json
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -19,16 +18,14 @@ from halfeven.serve.http.inference import Inference
 from halfeven.serve.http.routes.infer import SMALL_JSON, InferFront
 
 from tests.patience import PATIENCE_S
-from tests.serve.conftest import running
+from tests.serve.conftest import ASKED, GOOD, running
 
 URL = "/v2/models/double/infer"
-ONES = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
-GOOD = {"inputs": [ONES]}
 LENGTH = "inference-header-content-length"
 
 
 def test_an_answer_is_compressed_for_who_names_one_coding_and_for_nobody_else(http: httpx.Client) -> None:
-    binary = {**GOOD, "parameters": {"binary_data_output": True}}
+    binary = {**ASKED, "parameters": {"binary_data_output": True}}
     plain = http.post(URL, json=binary, headers={"accept-encoding": "gzip, deflate"})
     assert "content-encoding" not in plain.headers
     for coding in ("gzip", "deflate"):
@@ -54,10 +51,10 @@ def test_terms_reach_the_queue_as_tritonclient_sends_them(server: str, roster: A
 
 def test_request_ids_are_said_back_on_answers_and_refusals(http: httpx.Client) -> None:
     for name in ("x-request-id", "triton-request-id"):
-        assert http.post(URL, json=GOOD, headers={name: "a-7"}).headers[name] == "a-7"
+        assert http.post(URL, json=ASKED, headers={name: "a-7"}).headers[name] == "a-7"
         refused = http.post(URL, content=b"{", headers={name: "a-8"})
         assert (refused.status_code, refused.headers[name]) == (400, "a-8")
-        assert name not in http.post(URL, json=GOOD, headers={name: "x" * 200}).headers
+        assert name not in http.post(URL, json=ASKED, headers={name: "x" * 200}).headers
 
 
 def test_a_failure_is_found_in_the_log_by_its_request_id(
@@ -68,18 +65,18 @@ def test_a_failure_is_found_in_the_log_by_its_request_id(
 
     roster.models["double"].compute = broken
     with caplog.at_level(logging.ERROR):
-        assert http.post(URL, json=GOOD, headers={"x-request-id": "find-me"}).status_code == 500
+        assert http.post(URL, json=ASKED, headers={"x-request-id": "find-me"}).status_code == 500
     assert "find-me" in [getattr(record, "request_id", None) for record in caplog.records]
 
 
 def test_each_request_is_a_record_where_the_operator_wants_them(
     http: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    http.post(URL, json=GOOD)
+    http.post(URL, json=ASKED)
     with caplog.at_level(logging.INFO, "halfeven.requests"):
-        http.post(URL, json=GOOD, headers={"x-request-id": "first"})
-        http.post(URL, json={**GOOD, "id": "second"}, headers={"accept-encoding": ""})
-        http.post("/v2/models/nobody/infer", json=GOOD, headers={"x-request-id": "third"})
+        http.post(URL, json=ASKED, headers={"x-request-id": "first"})
+        http.post(URL, json={**ASKED, "id": "second"}, headers={"accept-encoding": ""})
+        http.post("/v2/models/nobody/infer", json=ASKED, headers={"x-request-id": "third"})
     records = [vars(record) for record in caplog.records if record.name == "halfeven.requests"]
     assert [record["request_id"] for record in records] == ["first", "second", "third"]
     answered, refused = records[0], records[2]
@@ -99,7 +96,7 @@ async def no_app(*_: Any) -> None:
 
 def test_a_model_that_is_still_starting_is_503_to_the_strict_too(roster: Any) -> None:
     with running(InferFront(no_app, roster, inference=Inference(roster, as_triton=True))) as address:
-        answer = httpx.post(f"http://{address}/v2/models/starting/infer", json=GOOD, timeout=PATIENCE_S)
+        answer = httpx.post(f"http://{address}/v2/models/starting/infer", json=ASKED, timeout=PATIENCE_S)
     assert answer.status_code == 503 and "no active version" in answer.json()["error"]
 
 
@@ -117,7 +114,7 @@ def test_large_json_is_read_beside_the_event_loop_and_others_are_answered_meanwh
         return read(self, body, header_length)
 
     monkeypatch.setattr(InferCodec, "read", slow)
-    large = json.dumps(GOOD).encode() + b" " * SMALL_JSON
+    large = GOOD + b" " * SMALL_JSON
     with running(InferFront(no_app, roster)) as address, ThreadPoolExecutor() as pool:
         url = f"http://{address}{URL}"
         answer = pool.submit(httpx.post, url, content=large, timeout=PATIENCE_S)
@@ -129,7 +126,7 @@ def test_large_json_is_read_beside_the_event_loop_and_others_are_answered_meanwh
             timeout=PATIENCE_S,
         )
         assert reading.wait(PATIENCE_S)
-        assert httpx.post(url, json=GOOD, timeout=PATIENCE_S).status_code == 200
+        assert httpx.post(url, json=ASKED, timeout=PATIENCE_S).status_code == 200
         others_done.set()
         for one in (answer.result(PATIENCE_S), with_head.result(PATIENCE_S)):
             assert one.json()["outputs"][0]["data"] == [2, 4, 6, 8]

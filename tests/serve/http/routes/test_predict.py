@@ -23,6 +23,7 @@ from PIL import Image
 
 from tests.patience import PATIENCE_S
 from tests.serve.conftest import HISTORY, FakeRoster, FakeServed, running
+from tests.serve.http.bodies import npy, npz, png
 from tests.specs import tensor
 
 ENTRY = {"size": [4, 4], "color": "L", "scale": 1 / 16}
@@ -71,12 +72,6 @@ def grey() -> np.ndarray:
     return np.random.default_rng().integers(0, 17, (2, 4, 4), np.uint8)
 
 
-def png(pixels: np.ndarray) -> bytes:
-    out = io.BytesIO()
-    Image.fromarray(pixels).save(out, "PNG")
-    return out.getvalue()
-
-
 def predict(http: httpx.Client, model: str, accept: str = "*/*", **more: Any) -> httpx.Response:
     return http.post(f"/v1/models/{model}:predict", headers={"accept": accept}, **more)
 
@@ -111,13 +106,9 @@ def test_a_painted_picture_is_a_png_and_several_are_base64(http: httpx.Client, g
 
 def test_numpy_files_go_in_and_come_out(http: httpx.Client) -> None:
     array = np.random.default_rng().standard_normal((3, 4)).astype(np.float32)
-    out = io.BytesIO()
-    np.savez(out, x=array)
-    answer = predict(http, "double", "application/x-npz", content=out.getvalue())
+    answer = predict(http, "double", "application/x-npz", content=npz(x=array))
     np.testing.assert_array_equal(np.load(io.BytesIO(answer.content))["y"], array * 2)
-    out = io.BytesIO()
-    np.save(out, array)
-    answer = predict(http, "double", "application/x-npy", content=out.getvalue())
+    answer = predict(http, "double", "application/x-npy", content=npy(array))
     assert answer.headers["content-type"] == "application/x-npy"
     np.testing.assert_array_equal(np.load(io.BytesIO(answer.content)), array * 2)
 

@@ -3,16 +3,10 @@
 Sent over a bare socket, because clients tidy such paths up before they send them.
 """
 
-import json
-import socket
-
 import pytest
 
-from tests.patience import PATIENCE_S
-
-BODY = json.dumps(
-    {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
-).encode()
+from ...conftest import GOOD
+from ..raw_requests import answer_on, connected, message
 
 ODD = [
     "/v2/models//infer",
@@ -53,7 +47,7 @@ ODD = [
     "/v2/models/double/versions/latest/infer",
     "/v2/models/double/versions/99999999999999999999999/infer",
 ]
-GOOD = [
+ENCODED = [
     "/v2/models/double/infer",
     "/v2/models/%64%6f%75ble/infer",
     "/v2/models/double/versions/3/infer",
@@ -63,19 +57,15 @@ GOOD = [
 
 
 def status_of(server: str, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-    host, port = server.split(":")
-    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
-        fields = f"Host: localhost\r\nConnection: close\r\nContent-Length: {len(body)}"
-        connection.sendall(f"{method} {path} HTTP/1.1\r\n{fields}\r\n\r\n".encode() + body)
-        answer = b""
-        while piece := connection.recv(65536):
-            answer += piece
-    return int(answer.split(b" ", 2)[1]), answer.partition(b"\r\n\r\n")[2]
+    with connected(server) as connection:
+        connection.sendall(message(body, path, method, connection="close"))
+        status, _, answer = answer_on(connection)
+    return status, answer
 
 
 @pytest.mark.parametrize("path", ODD)
 def test_an_odd_name_is_nobody_s(path: str, server: str) -> None:
-    status, body = status_of(server, "POST", path, BODY)
+    status, body = status_of(server, "POST", path, GOOD)
     assert status in (404, 405, 400), body
     for asked in (
         path.replace("/infer", ""),
@@ -88,6 +78,6 @@ def test_an_odd_name_is_nobody_s(path: str, server: str) -> None:
         assert b"passwd" not in body or b"is not found" in body
 
 
-@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize("path", ENCODED)
 def test_a_good_name_may_be_percent_encoded(path: str, server: str) -> None:
-    assert status_of(server, "POST", path, BODY)[0] == 200
+    assert status_of(server, "POST", path, GOOD)[0] == 200

@@ -1,7 +1,7 @@
 """A model that is smaller on the wire, converted and served: the same answers to the bit, and it says what it takes."""
 
-import io
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 from halfeven.exporters.conversion.convert import Options, convert
-from halfeven.models.errors import BadInput
 from halfeven.models.store.store import Store
 from halfeven.serve.server import build
 from halfeven.serve.settings import Settings
-from PIL import Image
 from tritonclient.utils import InferenceServerException
 
+from tests.kept import kept_store
 from tests.model_folders import tensor, write_folder
 from tests.patience import PATIENCE_S
 from tests.serve.conftest import running
+from tests.serve.http.bodies import png
 from tests.server_process import settle
 
 SEEING = """
@@ -37,18 +37,21 @@ SCORES = (tensor("scores", "FP32", [-1, 5]),)
 SMALL = {"wide": {}, "small": {"wire_datatype": "UINT8"}}
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def _convert(where: Path) -> None:
     """One network under two names: as it is, and with pixels on the wire."""
-    where = tmp_path_factory.mktemp("wire")
-    store = Store(where / "store")
     for name, wire in SMALL.items():
         inputs = [IMAGE | wire]
         folder = write_folder(
             where / name, SEEING, inputs=inputs, outputs=SCORES, form="torch", max_batch_size=8
         )
-        converted = convert(folder, store, Options(forms=("torch",)))
+        converted = convert(folder, Store(where / "store"), Options(forms=("torch",)))
         assert converted.version.spec().inputs[0].datatype == "FP32"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    kept = kept_store(__file__, _convert) / "store"
+    store = Store(Path(shutil.copytree(kept, tmp_path_factory.mktemp("wire") / "store")))
     settle(store)
     settings: dict[str, Any] = {"store": store.root, "device": "cpu"}
     app, roster = build(Settings(**settings), store)
@@ -86,9 +89,8 @@ def test_pixels_get_the_answer_of_the_widened_numbers_to_the_bit(address: str, p
 def test_json_and_pictures_carry_pixels_as_well(address: str, pixels: np.ndarray) -> None:
     wanted = infer(address, "small", pixels[:1], "UINT8")
     url = f"http://{address}/v1/models/small:predict"
-    out = io.BytesIO()
-    Image.fromarray(pixels[0].transpose(1, 2, 0)).save(out, "PNG")
-    for body in (json.dumps({"instances": pixels[:1].tolist()}).encode(), out.getvalue()):
+    picture = png(pixels[0].transpose(1, 2, 0))
+    for body in (json.dumps({"instances": pixels[:1].tolist()}).encode(), picture):
         came = httpx.post(url, content=body).json()["predictions"]
         np.testing.assert_array_equal(np.array(came, np.float32), wanted)
     bad = httpx.post(url, json={"instances": (pixels[:1] / 255).tolist()})
@@ -106,20 +108,3 @@ def test_the_model_says_what_it_takes_and_refuses_what_it_computes_in(
         InferenceServerException, match="data-type is 'FP32', but model 'small' expects 'UINT8'"
     ):
         infer(address, "small", widened(pixels), "FP32")
-
-
-@pytest.mark.slow
-def test_a_new_wire_datatype_is_a_new_signature(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
-
-    def converted(**wire: object) -> None:
-        inputs = [tensor("x", "FP32", [-1, 4], **wire)]
-        folder = write_folder(tmp_path / "net", inputs=inputs, max_batch_size=4)
-        convert(folder, store, Options(forms=("torch",)))
-
-    converted(wire_datatype="INT8", wire_scale=0.5)
-    assert (
-        json.loads(store.version("net", 1).file("spec.json").read_text())["inputs"][0]["wire"]["scale"] == 0.5
-    )
-    with pytest.raises(BadInput, match="changed its signature"):
-        converted(wire_datatype="INT8", wire_scale=0.25)
