@@ -26,6 +26,10 @@ def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> b
     return struct.pack("!I", len(payload))[1:] + bytes([kind, flags]) + struct.pack("!I", stream) + payload
 
 
+# The settings of a caller that takes no byte of an answer: SETTINGS_INITIAL_WINDOW_SIZE (4) is 0.
+NO_WINDOW = frame(SETTINGS, payload=struct.pack("!HI", 4, 0))
+
+
 class Connection:
     """A connection to ``address``, ``host:port``."""
 

@@ -2,7 +2,6 @@
 
 import socket
 import ssl
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +31,7 @@ from tests.serve.grpc.frames import (
     END_HEADERS,
     END_STREAM,
     HEADERS,
-    SETTINGS,
+    NO_WINDOW,
     Connection,
     frame,
     head_of,
@@ -42,7 +41,6 @@ from tests.serve.grpc.theirs import retry_after, service_pb2, service_pb2_grpc, 
 OPEN = {"ServerLive", "ServerReady"}
 SECONDS = PATIENCE_S
 PATH = "/inference.GRPCInferenceService/"
-_INITIAL_WINDOW_SIZE = 4  # the identifier of the setting
 HEALTH_PATHS = ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"]
 
 
@@ -227,8 +225,8 @@ def test_answers_to_probes_that_are_not_taken_leave_room_for_keys(
     file, most = KeyFile(tmp_path / "keys.json"), 16
     key, _ = file.add("one", ["infer"])
     both = start(access=AccessControl(file), bounds=ServerBounds(connections=Connections(most)))
-    prober, empty = Connection(both.grpc), struct.pack("!HI", _INITIAL_WINDOW_SIZE, 0)
-    prober.send(frame(SETTINGS, payload=empty))
+    prober = Connection(both.grpc)
+    prober.send(NO_WINDOW)
     for stream in range(1, 4 * most, 2):
         prober.send(
             frame(HEADERS, END_HEADERS, stream, head_of(path)), frame(DATA, END_STREAM, stream, bytes(5))

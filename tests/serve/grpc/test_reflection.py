@@ -21,9 +21,16 @@ from halfeven.serve.http.limits.connections import Connections
 
 from tests.patience import until
 from tests.serve.grpc.conftest import Start
-from tests.serve.grpc.frames import DATA, END_HEADERS, HEADERS, SETTINGS, Connection, frame, head_of
+from tests.serve.grpc.frames import (
+    DATA,
+    END_HEADERS,
+    HEADERS,
+    NO_WINDOW,
+    Connection,
+    frame,
+    head_of,
+)
 
-_INITIAL_WINDOW_SIZE = 4  # the identifier of the setting
 SERVICES = [
     "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection", SERVICE,
 ]  # fmt: skip
@@ -108,11 +115,11 @@ def test_a_call_has_a_place_among_the_streams(start: Start, monkeypatch: pytest.
 
 def test_answers_that_are_not_read_count_in_the_memory_of_all_requests(start: Start) -> None:
     both = start()
-    connection, no_window = Connection(both.grpc), struct.pack("!HI", _INITIAL_WINDOW_SIZE, 0)
+    connection = Connection(both.grpc)
     message = REQUEST(list_services="").SerializeToString()
     head = head_of("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
     connection.send(
-        frame(SETTINGS, payload=no_window),
+        NO_WINDOW,
         frame(HEADERS, END_HEADERS, 1, head),
         frame(DATA, 0, 1, struct.pack("!BI", 0, len(message)) + message),
     )

@@ -18,7 +18,7 @@ from tests.serve.grpc.frames import (
     END_HEADERS,
     END_STREAM,
     HEADERS,
-    SETTINGS,
+    NO_WINDOW,
     Connection,
     frame,
     head_of,
@@ -26,7 +26,6 @@ from tests.serve.grpc.frames import (
 from tests.serve.grpc.theirs import service_pb2, service_pb2_grpc
 
 PATH = "/inference.GRPCInferenceService/"
-_INITIAL_WINDOW_SIZE = 4  # the identifier of the setting
 
 
 @contextmanager
@@ -34,7 +33,7 @@ def not_taken(address: str, call: str, message: bytes, **head: str) -> Iterator[
     """A call that is answered, and whose caller takes no byte of the answer while the block runs."""
     connection = Connection(address)
     connection.send(
-        frame(SETTINGS, payload=struct.pack("!HI", _INITIAL_WINDOW_SIZE, 0)),
+        NO_WINDOW,
         frame(HEADERS, END_HEADERS, 1, head_of(PATH + call, **head)),
         frame(DATA, END_STREAM, 1, struct.pack("!BI", 0, len(message)) + message),
     )
