@@ -207,8 +207,8 @@ def test_what_both_wires_can_say_is_refused_in_the_same_words_on_each(case: str,
 
 
 @pytest.mark.slow
-def test_a_million_inputs_are_refused_at_once() -> None:
+def test_a_hundred_thousand_inputs_are_refused_at_once() -> None:
     entry = b'{"name":"%d"}'
-    body = b'{"inputs":[' + b",".join(entry % i for i in range(1_000_000)) + b"]}"
-    with pytest.raises(BadRequest, match="expected 1 inputs but got 1000000 inputs"):
+    body = b'{"inputs":[' + b",".join(entry % i for i in range(100_000)) + b"]}"
+    with pytest.raises(BadRequest, match="expected 1 inputs but got 100000 inputs"):
         CODEC.read(body)

@@ -13,17 +13,19 @@ from halfeven.serve.foreign_lines import json_line
 
 BEGIN = "import os, subprocess, sys, threading, warnings\n"
 BEGIN += "from halfeven.serve.logs import announce, make_all_stderr_json, set_up\n"
-WAYS = {
-    "print": ("print('two\\nlines', file=sys.stderr)", ["two", "lines"]),
-    "C": ("os.write(2, b'from C\\n')", ["from C"]),
-    "no end of line": ("os.write(2, b'cut off')", ["cut off"]),
-    "no text": ("os.write(2, b'\\xff\\n')", ["\ufffd"]),
-    "a progress bar": ("os.write(2, b'1%\\r2%\\r\\n')", ["1%", "2%"]),
-    "a child": ("subprocess.run(['sh', '-c', 'echo child >&2'])", ["child"]),
-    "a child in JSON": ("subprocess.run(['sh', '-c', 'echo \\'{\"message\": \"own\"}\\' >&2'])", ["own"]),
-    "an announcement": ("announce('listens')", ["listens"]),
-    "a crash": ("os.write(2, b'last words\\n'); os.abort()", ["last words"]),
-}
+WAYS = [  # what is written, and the messages of its objects
+    {
+        "print('two\\nlines', file=sys.stderr)": ["two", "lines"],
+        "os.write(2, b'from C\\n')": ["from C"],
+        "os.write(2, b'\\xff\\n')": ["\ufffd"],
+        "os.write(2, b'1%\\r2%\\r\\n')": ["1%", "2%"],  # a progress bar
+        "subprocess.run(['sh', '-c', 'echo child >&2'])": ["child"],
+        "subprocess.run(['sh', '-c', 'echo \\'{\"message\": \"own\"}\\' >&2'])": ["own"],
+        "announce('listens')": ["listens"],
+    },
+    {"os.write(2, b'cut off')": ["cut off"]},
+    {"os.write(2, b'last words\\n'); os.abort()": ["last words"]},
+]
 LOGGED = {
     "a warning": "warnings.warn('careful')",
     "an unforeseen error": "raise ValueError('no such luck')",
@@ -39,10 +41,10 @@ def lines_of(script: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_line_of_others_is_an_object(way: str) -> None:
-    script, expected = WAYS[way]
-    assert [one["message"] for one in lines_of(script)] == expected
+@pytest.mark.parametrize("ways", WAYS, ids=["in turn", "no end of line", "a crash"])
+def test_a_line_of_others_is_an_object(ways: dict[str, list[str]]) -> None:
+    said = [message for messages in ways.values() for message in messages]
+    assert sorted(one["message"] for one in lines_of("\n".join(ways))) == sorted(said)
 
 
 @pytest.mark.parametrize("way", LOGGED)
@@ -84,13 +86,13 @@ def test_a_server_writes_nothing_but_objects(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrong", [["--port", "70000"], ["--port", "x"], ["--no-such-option"]], ids=" ".join)
-@pytest.mark.parametrize("asked", [["--log-format", "json"], ["--log-format=json"], []], ids=" ".join)
-def test_a_start_that_is_refused_says_so_in_objects(
-    tmp_path: Path, wrong: list[str], asked: list[str]
-) -> None:
-    command = [sys.executable, "-m", "halfeven", "serve", "--store", str(tmp_path), *wrong, *asked]
-    environment = os.environ | ({} if asked else {"HALFEVEN_LOG_FORMAT": "json"})
+@pytest.mark.parametrize(
+    "wrong", ["--port 70000 --log-format json", "--port x --log-format=json", "--no-such-option"]
+)
+def test_a_start_that_is_refused_says_so_in_objects(tmp_path: Path, wrong: str) -> None:
+    """The last one asks for objects by the environment."""
+    command = [sys.executable, "-m", "halfeven", "serve", "--store", str(tmp_path), *wrong.split()]
+    environment = os.environ | ({} if "json" in wrong else {"HALFEVEN_LOG_FORMAT": "json"})
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     levels = [json.loads(line)["level"] for line in done.stderr.splitlines()]
     assert done.returncode == 2 and "error" in levels

@@ -4,7 +4,6 @@ import contextlib
 import io
 import threading
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,15 +40,12 @@ class Net(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def subject() -> Subject:
+def published(tmp_path_factory: pytest.TempPathFactory) -> Version:
     net = original(Net(), {"x": torch.randn(8, 4)})
     samples = Samples({"x": np.random.default_rng().standard_normal((32, 4)).astype(np.float32)})
-    return Subject(net.program, net.spec, samples, Precision("O3"), ("torch",), "name = 'net'", {})
-
-
-@pytest.fixture
-def published(subject: Subject, tmp_path: Path) -> Version:
-    return travel(subject, ProgramForms(subject), Store(tmp_path), lambda _: None)
+    subject = Subject(net.program, net.spec, samples, Precision("O3"), ("torch",), "name = 'net'", {})
+    store = Store(tmp_path_factory.mktemp("store"))
+    return travel(subject, ProgramForms(subject), store, lambda _: None)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,12 +30,13 @@ from tests.serve.versions.loading.simulated_place import simulated_place
 pytestmark = pytest.mark.slow  # a conversion, proven again
 
 
-@pytest.fixture
-def version(tmp_path: Path) -> Version:
+@pytest.fixture(scope="module")
+def version(tmp_path_factory: pytest.TempPathFactory) -> Version:
     net = original(nn.Linear(4, 4), {"input": torch.randn(8, 4)}, max_batch_size=4)
     samples = Samples({"input": np.random.default_rng().standard_normal((32, 4)).astype(np.float32)})
     subject = Subject(net.program, net.spec, samples, Precision(), ("torch",), "name = 'net'", {})
-    return travel(subject, ProgramForms(subject), Store(tmp_path), lambda _: None)
+    store = Store(tmp_path_factory.mktemp("store"))
+    return travel(subject, ProgramForms(subject), store, lambda _: None)
 
 
 @pytest.fixture
@@ -46,8 +46,10 @@ def place() -> Iterator[Place]:
 
 
 @pytest.fixture
-def proven(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The devices on which the gate has run, one entry each time."""
+def proven(version: Version, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The devices on which the gate has run, one entry each time. It has run on none before the test."""
+    for note in version.folder.parent.glob("proofs-*.json"):
+        note.unlink()
     runs: list[str] = []
 
     def noted(version: Version, half: Any, device: torch.device, *rest: Any) -> Any:
@@ -112,7 +114,9 @@ def test_a_changed_file_or_a_damaged_note_is_proven_anew(
     start(version, place)
     original = json.loads(note.read_text())[-1]
     damaged = [{**original, "passed": "false"}, {**original, "environment": 1}, {**original, "buckets": 1.5}]
-    for text in ("{", *(json.dumps([one]) for one in damaged)):
-        note.write_text(text)
-        start(version, place)
-    assert len(proven) == 6 and len(proofs_of(version)) == 1
+    for one in damaged:
+        note.write_text(json.dumps([one]))
+        assert proofs_of(version) == []
+    note.write_text("{")
+    start(version, place)
+    assert len(proven) == 3 and len(proofs_of(version)) == 1
