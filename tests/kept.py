@@ -24,6 +24,7 @@ CONVERSION = (
     "tests/model_folders.py",
     "tests/conformance/hosted.py",
     "tests/digits.py",
+    "tests/recurrent.py",
 )
 VERSIONS = (torch.__version__, sys.version)
 # A conversion measures and rounds as the processor does; a captured program is the same on each.

@@ -5,6 +5,7 @@ At O0, so that the original serves: rows in a batch and rows alone must then dif
 
 # ruff: noqa: E501  (graphs in their own lines)
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.models.store.store import Store
 
 from tests.exporters.onnx.onnx_files import parsed
+from tests.kept import kept_store
 from tests.model_folders import samples_of, tensor, write_folder
 from tests.recurrent import HIDDEN, STEPS, WIDTH, recurrent_folder, requests, state
 from tests.serve.plain_request import get
@@ -70,21 +72,29 @@ def infer(address: str, name: str, inputs: Mapping[str, np.ndarray]) -> dict[str
     return {key: array for key, array in found.items() if array is not None}
 
 
-def check_eight_rows_at_once(
-    store: Store, inputs: Mapping[str, np.ndarray], axes: Mapping[str, int] = STATE_AXES
-) -> None:
-    """``axes``: where tensors have their rows; those that are not named have them first."""
-    (name,) = store.names()
+def _convert(where: Path) -> None:
+    """A store for each model."""
+    for form in ("torch", "onnx"):
+        folder = recurrent_folder(where / form, form=form, precision={"level": "O0"})
+        assert convert(folder, Store(where / "stores" / form), Options(forms=(form,))).asked_passed
+    for made in (convolutional_folder(where / "convolutional"), fixed_recurrent_folder(where / "recurrent")):
+        converted = convert(made, Store(where / "stores" / made.name))
+        assert converted.asked_passed and "batch was made free" in converted.facts["notes"][-1]
+
+
+def check_eight_rows_at_once(name: str, tmp_path: Path, inputs: Mapping[str, np.ndarray]) -> None:
+    kept = kept_store(__file__, _convert) / "stores" / name
+    store = Store(Path(shutil.copytree(kept, tmp_path / "store")))
 
     def row_of(row: int) -> dict[str, np.ndarray]:
-        return {key: array.take([row], axes.get(key, 0)) for key, array in inputs.items()}
+        return {key: array.take([row], STATE_AXES.get(key, 0)) for key, array in inputs.items()}
 
     with serving(store) as (address, _):
         together = infer(address, name, inputs)
         alone = [infer(address, name, row_of(row)) for row in range(8)]
         _, _, counters = get(address, f"/v2/models/{name}/stats")
     for key, answer in together.items():
-        axis = axes.get(key, 0)
+        axis = STATE_AXES.get(key, 0)
         expected = np.concatenate([row[key] for row in alone], axis)
         assert answer.shape == expected.shape and np.ptp(expected, axis).max() > 0  # rows are told apart
         np.testing.assert_allclose(answer, expected, rtol=0, atol=FP32_NOISE * np.abs(expected).max())
@@ -97,26 +107,16 @@ def check_eight_rows_at_once(
 def test_a_module_with_its_state_on_axis_1_answers_a_batch_as_one_at_a_time(
     form: str, tmp_path: Path
 ) -> None:
-    store = Store(tmp_path / "store")
-    folder = recurrent_folder(tmp_path / "gru", form=form, precision={"level": "O0"})
-    assert convert(folder, store, Options(forms=(form,))).asked_passed
-    check_eight_rows_at_once(store, requests(8))
+    check_eight_rows_at_once(form, tmp_path, requests(8))
 
 
 @pytest.mark.slow
 def test_a_convolutional_file_made_for_one_row_answers_a_batch_as_one_at_a_time(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
-    converted = convert(convolutional_folder(tmp_path / "net"), store)
-    assert converted.asked_passed and "batch was made free" in converted.facts["notes"][-1]
-    check_eight_rows_at_once(
-        store, {"x": np.random.default_rng().standard_normal((8, 3, 16, 16), np.float32)}
-    )
+    x = np.random.default_rng().standard_normal((8, 3, 16, 16), np.float32)
+    check_eight_rows_at_once("convolutional", tmp_path, {"x": x})
 
 
 @pytest.mark.slow
 def test_a_recurrent_file_made_for_one_row_with_its_state_on_axis_1_does_too(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
-    converted = convert(fixed_recurrent_folder(tmp_path / "net"), store)
-    assert converted.asked_passed and "batch was made free" in converted.facts["notes"][-1]
     asked = requests(8)
-    check_eight_rows_at_once(store, {"x": asked["x"], "h": asked["h"][:1]})
+    check_eight_rows_at_once("recurrent", tmp_path, {"x": asked["x"], "h": asked["h"][:1]})
