@@ -14,7 +14,6 @@ from halfeven.exporters.inputs.samples import Samples, load_samples
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import BadSetting
 from halfeven.models.store.store import Store
-from halfeven.models.zoo import zoo_folder
 from halfeven.serve.server import build
 from halfeven.serve.settings import read_settings
 from halfeven.serve.versions import roster as roster_module
@@ -22,6 +21,7 @@ from halfeven.serve.versions.loading import candidate_forms
 from halfeven.serve.versions.loading import ready as readying
 
 from tests.digits import digits_that_ask_for_torch
+from tests.model_folders import write_folder
 from tests.patience import PATIENCE_S, until
 from tests.serve.conftest import running
 from tests.serve.plain_request import get
@@ -187,19 +187,17 @@ def test_an_engine_that_was_replaced_gives_its_weights_back(store: Store) -> Non
         until(lambda: weights() is None)
 
 
-def test_a_folder_that_did_not_change_does_not_undo_what_was_learnt_since(
-    store: Store, tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(zoo_folder("digits"), tmp_path / "digits"))
+def test_a_folder_that_did_not_change_does_not_undo_what_was_learnt_since(tmp_path: Path) -> None:
+    folder, store = write_folder(tmp_path / "net"), Store(tmp_path / "store")
     first = convert(folder, store, Options(forms=("torch",)))
-    learnt = store.root / "models" / "digits" / str(first.version.number + 1)
+    learnt = store.root / "models" / "net" / "2"
     shutil.copytree(first.version.folder, learnt)
     manifest = json.loads((learnt / "manifest.json").read_text()) | {"fingerprint": None}
     (learnt / "manifest.json").write_text(json.dumps(manifest))
-    store.promote(store.version("digits", int(learnt.name)))
+    store.promote(store.version("net", 2))
     again = convert(folder, store, Options(forms=("torch",)))
     assert again.unchanged
-    assert store.live_number("digits") == int(learnt.name)
+    assert store.live_number("net") == 2
 
 
 PROBES = ("/healthz", "/v2/health/live", "/v2/health/ready")

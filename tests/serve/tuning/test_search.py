@@ -11,7 +11,7 @@ import torch
 from halfeven.models.engines.cpu.setup import CpuSetup
 from halfeven.models.engines.engine import Engine
 from halfeven.models.engines.onnx_engine import OnnxEngine
-from halfeven.models.spec.spec import Batching, Dim, ModelSpec, TensorSpec
+from halfeven.models.spec.spec import Batching, ModelSpec
 from halfeven.models.store.manifest import digest_of, sha256_of
 from halfeven.models.store.store import Store, Version
 from halfeven.serve.batching.place import Place
@@ -32,7 +32,8 @@ from halfeven.serve.versions.loading.ready import make_ready
 from halfeven.serve.versions.loading.tuned import Winner, correct_tuned, tuned_for, tuned_path
 
 from tests.command_line import run
-from tests.digits import digits_of_either_form
+from tests.serve.small_store import net_of_either_form
+from tests.specs import tensor
 
 # Each measures a converted model.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_setup")]
@@ -42,9 +43,9 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def tuned_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A store with the digits (version 1 proven, version 2 refused) and what ``tune`` shown of version 1."""
-    store = Store(Path(shutil.copytree(digits_of_either_form(), tmp_path_factory.mktemp("tuning") / "store")))
-    code, facts, shown = run("tune", "digits", "--store", store.root, "--device", "cpu", "--seconds", 0.01)
+    """A store with a model (version 1 proven, version 2 refused) and what ``tune`` shown of version 1."""
+    store = Store(Path(shutil.copytree(net_of_either_form(), tmp_path_factory.mktemp("tuning") / "store")))
+    code, facts, shown = run("tune", "net", "--store", store.root, "--device", "cpu", "--seconds", 0.01)
     assert code == 0, shown
     return store.root, facts
 
@@ -59,6 +60,11 @@ def change(version: Version, **facts: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_bytes()) | facts))
 
 
+def winner(form: str, precision: str, rows_per_second: float = 1.0) -> dict[str, Any]:
+    batches = {"threads": 1, "useful_rows": 4, "queue_delay_us": 0}
+    return {"form": form, "precision": precision, "rows_per_second": rows_per_second, **batches}
+
+
 def reason(version: Version, place: Place) -> str:
     prepared = make_ready(version, place)
     place.call(prepared.engine.close)
@@ -67,9 +73,9 @@ def reason(version: Version, place: Place) -> str:
 
 def test_the_winner_is_kept_with_every_measurement(tuned_store: tuple[Path, dict[str, Any]]) -> None:
     root, facts = tuned_store
-    version = Store(root).version("digits", 1)
+    version = Store(root).version("net", 1)
     kept = json.loads(tuned_path(version, CPU).read_bytes())
-    assert tuned_path(version, CPU).parent == root / "models/digits/tuned"
+    assert tuned_path(version, CPU).parent == root / "models/net/tuned"
     assert kept["winner"] == facts["winner"]
     assert kept["digest"] == version.digest
     assert kept["environment"]["torch"] == torch.__version__
@@ -79,11 +85,11 @@ def test_the_winner_is_kept_with_every_measurement(tuned_store: tuple[Path, dict
     assert {row["rows"] for row in kept["measurements"]} == {1, 2, 4, 8, 16, 32, 64}
     assert 0 <= kept["waited_share"] <= 1
     assert {one["delay_us"] for one in kept["simulations"]} == set(DELAYS_US)
-    assert Store(root).numbers("digits") == [1, 2]
+    assert Store(root).numbers("net") == [1, 2]
 
 
 def test_a_refused_half_is_no_candidate(store: Store) -> None:
-    code, facts, shown = run("tune", "digits@2", "--store", store.root, "--device", "cpu", "--seconds", 0.01)
+    code, facts, shown = run("tune", "net@2", "--store", store.root, "--device", "cpu", "--seconds", 0.01)
     assert code == 0, shown
     assert {row["precision"] for row in facts["measurements"]} == {"fp32"}
     assert facts["winner"]["precision"] == "fp32"
@@ -94,7 +100,7 @@ def test_a_refused_half_is_no_candidate(store: Store) -> None:
 def test_the_next_load_takes_the_winner_and_says_since_when(
     store: Store, place: Place, tuned_store: tuple[Path, dict[str, Any]]
 ) -> None:
-    version, winner = store.version("digits", 1), tuned_store[1]["winner"]
+    version, winner = store.version("net", 1), tuned_store[1]["winner"]
     prepared = make_ready(version, place)
     assert (prepared.engine.form, prepared.precision) == (winner["form"], winner["precision"])
     assert prepared.useful_rows == winner["useful_rows"]
@@ -106,21 +112,19 @@ def test_the_next_load_takes_the_winner_and_says_since_when(
 
 @pytest.mark.parametrize("form", ["torch", "onnx"])
 def test_it_is_the_winner_that_serves_whatever_else_is_faster(store: Store, place: Place, form: str) -> None:
-    version = store.version("digits", 1)
-    winner = {"form": form, "precision": "fp16", "threads": 1, "useful_rows": 4, "queue_delay_us": 0}
-    change(version, winner=winner | {"rows_per_second": 1.0})
+    version = store.version("net", 1)
+    change(version, winner=winner(form, "fp16"))
     prepared = make_ready(version, place)
     assert (prepared.engine.form, prepared.precision, prepared.useful_rows) == (form, "fp16", 4)
     assert prepared.digest == version.manifest["files"][f"half.{'pt2' if form == 'torch' else 'onnx'}"]
-    x = np.zeros((3, 1, 8, 8), np.float32)
-    assert place.call(lambda: prepared.engine.run([[x]]))[0].shape == (3, 10)
+    x = np.zeros((3, 4), np.float32)
+    assert place.call(lambda: prepared.engine.run([[x]]))[0].shape == (3, 3)
     place.call(prepared.engine.close)
 
 
 def test_a_tuning_never_makes_an_unproven_half_active(store: Store, place: Place) -> None:
-    refused = store.version("digits", 2)
-    winner = {"form": "torch", "precision": "fp16", "threads": 1, "useful_rows": 4, "queue_delay_us": 0}
-    change(refused, digest=refused.digest, winner=winner | {"rows_per_second": 1e9})
+    refused = store.version("net", 2)
+    change(refused, digest=refused.digest, winner=winner("torch", "fp16", 1e9))
     assert tuned_for(refused, CPU) is not None
     prepared = make_ready(refused, place)
     assert prepared.precision == "fp32"
@@ -136,14 +140,14 @@ def test_a_tuning_never_makes_an_unproven_half_active(store: Store, place: Place
     ],
 )
 def test_a_tuning_for_something_else_is_as_if_it_were_not_there(store: Store, facts: dict[str, Any]) -> None:
-    version = store.version("digits", 1)
+    version = store.version("net", 1)
     assert tuned_for(version, CPU) is not None
     change(version, **facts)
     assert tuned_for(version, CPU) is None
 
 
 def test_a_winner_that_was_corrected_serves_and_its_reason_says_so(store: Store, place: Place) -> None:
-    version = store.version("digits", 1)
+    version = store.version("net", 1)
     first = tuned_for(version, CPU)
     assert first is not None
     for threads in (2, 1):
@@ -160,7 +164,7 @@ def test_a_winner_that_was_corrected_serves_and_its_reason_says_so(store: Store,
 
 
 def test_where_nothing_was_tuned_nothing_is_corrected(store: Store) -> None:
-    version = store.version("digits", 1)
+    version = store.version("net", 1)
     change(version, digest="0" * 64)
     before = tuned_path(version, CPU).read_bytes()
     correct_tuned(version, CPU, Winner("onnx", "fp32", 1, 4, 0, 5.0), "2026-02-02", 1.5)
@@ -169,21 +173,20 @@ def test_where_nothing_was_tuned_nothing_is_corrected(store: Store) -> None:
 
 @pytest.mark.parametrize("form", ["nonsense", "live"])
 def test_a_winner_that_does_not_run_is_passed_over(store: Store, place: Place, form: str) -> None:
-    version = store.version("digits", 1)
-    winner = {"form": form, "precision": "fp32", "threads": 1, "useful_rows": 4, "queue_delay_us": 0}
-    change(version, winner=winner | {"rows_per_second": 1.0})
+    version = store.version("net", 1)
+    change(version, winner=winner(form, "fp32"))
     assert reason(version, place).startswith("measured fastest here")
 
 
 def test_where_a_form_is_asked_for_no_tuning_changes_it(store: Store, place: Place) -> None:
-    folder = store.version("digits", 1).folder
+    folder = store.version("net", 1).folder
     spec = json.loads((folder / "spec.json").read_bytes()) | {"form": "torch"}
     (folder / "spec.json").write_text(json.dumps(spec))
     manifest = json.loads((folder / "manifest.json").read_bytes())
     manifest["files"]["spec.json"] = sha256_of(folder / "spec.json")
     manifest["digest"] = digest_of(manifest["files"])
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    version = store.version("digits", 1)
+    version = store.version("net", 1)
     kept = json.loads(tuned_path(version, CPU).read_bytes())
     tuned_path(version, CPU).write_text(json.dumps(kept | {"digest": version.digest}))
     assert tuned_for(version, CPU) is not None
@@ -193,7 +196,7 @@ def test_where_a_form_is_asked_for_no_tuning_changes_it(store: Store, place: Pla
 def test_a_tuning_that_is_not_json_is_passed_over_with_a_warning(
     store: Store, place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    version = store.version("digits", 1)
+    version = store.version("net", 1)
     tuned_path(version, CPU).write_text("{")
     assert reason(version, place).startswith("measured fastest here")
     assert "run `halfeven tune` again" in caplog.text
@@ -203,10 +206,10 @@ def test_a_tuning_that_is_not_json_is_passed_over_with_a_warning(
     ("words", "message"),
     [
         (("nosuch",), "no model 'nosuch'"),
-        (("digits@9",), "no version 9"),
-        (("digits@x",), "no version 'x'"),
-        (("digits", "--seconds", "0"), "--seconds"),
-        (("digits", "--device", "toaster"), "toaster"),
+        (("net@9",), "no version 9"),
+        (("net@x",), "no version 'x'"),
+        (("net", "--seconds", "0"), "--seconds"),
+        (("net", "--device", "toaster"), "toaster"),
     ],
 )
 def test_what_cannot_be_tuned_is_exit_2(store: Store, words: tuple[str, ...], message: str) -> None:
@@ -216,8 +219,8 @@ def test_what_cannot_be_tuned_is_exit_2(store: Store, words: tuple[str, ...], me
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_an_engine_runs_with_the_threads_that_were_tuned(store: Store, place: Place, precision: str) -> None:
-    version = store.version("digits", 1)
-    batch = [[np.zeros((1, 1, 8, 8), np.float32)]]
+    version = store.version("net", 1)
+    batch = [[np.zeros((1, 4), np.float32)]]
     onnx, program = (
         load_way(VersionHere.of(version, place), Way(form, precision, CpuSetup(3)))
         for form in ("onnx", "torch")
@@ -283,11 +286,10 @@ class Doubling(Engine):
 
 
 def test_the_simulation_goes_through_the_real_batcher_with_each_delay(place: Place) -> None:
-    four = (TensorSpec("x", "FP32", (Dim(), Dim(2, 2))),)
-    limits = Batching(
-        7, 3, max_queue_bytes=16, max_queue_ms=1, timeout_ms=1
-    )  # of the model, which are not tuned
-    spec = ModelSpec("net", four, (TensorSpec("y", "FP32", (Dim(), Dim(2, 2))),), 4, batching=limits)
+    x, y = tensor("x", "FP32", -1, 2), tensor("y", "FP32", -1, 2)
+    # Limits of the model, which are not tuned.
+    limits = Batching(7, 3, max_queue_bytes=16, max_queue_ms=1, timeout_ms=1)
+    spec = ModelSpec("net", (x,), (y,), 4, batching=limits)
     engine, shown = Doubling(), list[str]()
     found = simulate(spec, engine, place.thread, [np.ones((1, 2), np.float32)], 0.6, shown.append)
     assert [(one.delay_us, one.callers) for one in found] == [

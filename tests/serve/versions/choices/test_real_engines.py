@@ -24,7 +24,7 @@ from halfeven.serve.versions.loading.ready import make_ready
 from halfeven.serve.versions.loading.tuned import way_of
 from halfeven.serve.versions.traffic.loaded_version import LoadedVersion
 
-from tests.digits import digits_of_either_form
+from tests.serve.small_store import net_of_either_form
 from tests.serve.versions.choices.processors import CPU
 
 pytestmark = pytest.mark.slow  # converts a model
@@ -34,11 +34,11 @@ FORMS = ("torch", "onnx")
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     """A store with a setup for every form, so that nothing is measured at a load."""
-    made = Store(Path(shutil.copytree(digits_of_either_form(), tmp_path / "store")))
+    made = Store(Path(shutil.copytree(net_of_either_form(), tmp_path / "store")))
     for number in (1, 2):
         for form in FORMS:
             for precision in ("fp32", "fp16"):
-                keep_setup(made.version("digits", number), form, precision, CPU, CpuSetup(1), [])
+                keep_setup(made.version("net", number), form, precision, CPU, CpuSetup(1), [])
     return made
 
 
@@ -59,7 +59,7 @@ def test_what_is_proven_may_serve_and_a_form_that_is_asked_for_stays(
     store: Store, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     originals, halves = {(form, "fp32") for form in FORMS}, {(form, "fp16") for form in FORMS}
-    proven, refused = store.version("digits", 1), store.version("digits", 2)
+    proven, refused = store.version("net", 1), store.version("net", 2)
     assert forms(make_ready(proven, place), place) == originals | halves
     assert forms(make_ready(refused, place), place) == originals, (
         "a half that is not proven never takes the place"
@@ -72,7 +72,7 @@ def test_what_is_proven_may_serve_and_a_form_that_is_asked_for_stays(
 def test_every_engine_can_take_the_place_of_every_other_and_answers_the_same(
     store: Store, place: Place
 ) -> None:
-    version = store.version("digits", 1)
+    version = store.version("net", 1)
     prepared = make_ready(version, place)
     loaded = LoadedVersion(version, spec_of(version), place, prepared)
     favourite, events, ran = ["torch", "fp32"], list[str](), dict[tuple[Any, int], int]()
@@ -93,7 +93,7 @@ def test_every_engine_can_take_the_place_of_every_other_and_answers_the_same(
         batch_seconds=seconds,
         free_bytes=lambda: 1 << 40,
     )
-    x = np.zeros((3, 1, 8, 8), np.float32)
+    x = np.zeros((3, 4), np.float32)
     reference = place.call(lambda: loaded.prepared.engine.run([[x]]))[0]
     for kind in (("onnx", "fp16"), ("torch", "fp32"), ("torch", "fp16"), ("onnx", "fp32")):
         favourite[:] = kind
