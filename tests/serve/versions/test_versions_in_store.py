@@ -1,25 +1,15 @@
 """The store as the commands find it: damaged, not theirs, or no store at all."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from halfeven.models.errors import StoreUnusable
 from halfeven.models.store.store import LIVE, Store, Version
 from halfeven.serve import server
-from halfeven.serve.cli.main import app
-from typer.testing import CliRunner
+
+from tests.command_line import run
 
 FACTS = {"half": None, "forms": {}, "reason": "", "notes": []}
-
-
-def run(*words: object) -> tuple[int, dict[str, Any], str]:
-    """(exit code, the last line on stdout as JSON, what a person reads on stderr)."""
-    done = CliRunner().invoke(app, [str(word) for word in words] + ["--json"])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done.exit_code, json.loads(done.stdout.strip().splitlines()[-1]), done.stderr
 
 
 def published(store: Path, name: str) -> Version:

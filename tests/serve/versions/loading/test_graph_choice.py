@@ -84,17 +84,11 @@ def test_a_model_that_needs_the_host_is_said_and_served_as_it_is() -> None:
         assert gpu.replays == 0 and came.shape == (2, 3)
 
 
-class Waiting(nn.Module):
-    """The device finds in the middle of the capture that the host has to wait; no name on a list says so before."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", ["is emptied", "cannot be emptied"])
 def test_a_capture_that_fails_never_fails_the_load(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = net(Waiting())
+    """The device finds in the middle of the capture that the host has to wait; no name on a list says so before."""
+    model = net(Doubled())
     with loaded(model) as (gpu, here, chosen):
         engine = chosen.engine
         assert isinstance(engine, TorchEngine)

@@ -2,9 +2,7 @@
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ from halfeven.serve.versions.traffic.rules import TrialRules
 from halfeven.serve.versions.traffic.version_trial import VersionTrial, slowness
 
 from tests.serve.batching import stage
+from tests.serve.batching.stage import async_test
 from tests.serve.versions.traffic.conftest import Engine, spec
 
 X = [np.ones((1, 4), np.float32)]
@@ -74,15 +73,7 @@ class Court:
         return answered
 
 
-def on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    @wraps(test)
-    def run() -> None:
-        asyncio.run(asyncio.wait_for(test(), 20))
-
-    return run
-
-
-@on_a_loop
+@async_test
 async def test_what_the_new_version_fails_the_old_one_answers_and_three_such_end_the_trial() -> None:
     court = Court()
     court.new.fault = EngineFailed("new kernels, old bug")
@@ -94,7 +85,7 @@ async def test_what_the_new_version_fails_the_old_one_answers_and_three_such_end
     assert numbers["faults"]["failed"] == 3
 
 
-@on_a_loop
+@async_test
 async def test_the_other_version_has_what_is_left_of_the_requests_timeout() -> None:
     court = Court()
     court.new.holds = True
@@ -111,7 +102,7 @@ async def test_the_other_version_has_what_is_left_of_the_requests_timeout() -> N
     assert court.old.timeouts_ns == [100], "it is not asked"
 
 
-@on_a_loop
+@async_test
 async def test_what_only_the_new_versions_engine_refuses_the_old_one_answers() -> None:
     court = Court()
     court.new.fault = BadRequest("index 9 is outside of a table of 8 rows")
@@ -122,7 +113,7 @@ async def test_what_only_the_new_versions_engine_refuses_the_old_one_answers() -
         await court.ask()
 
 
-@on_a_loop
+@async_test
 async def test_a_request_that_fails_with_both_is_its_own_fault() -> None:
     court = Court()
     court.new.fault, court.old.fault = EngineFailed("poison"), EngineFailed("poison here too")
@@ -132,7 +123,7 @@ async def test_a_request_that_fails_with_both_is_its_own_fault() -> None:
     assert not court.verdicts
 
 
-@on_a_loop
+@async_test
 async def test_answers_that_only_the_new_version_has_not_finite_end_the_trial() -> None:
     court = Court()
     court.new.value = np.nan
@@ -140,7 +131,7 @@ async def test_answers_that_only_the_new_version_has_not_finite_end_the_trial() 
     assert "not finite" in court.verdicts[0][0]
 
 
-@on_a_loop
+@async_test
 async def test_a_model_that_answers_infinities_by_right_is_not_blamed() -> None:
     court = Court()
     court.new.value = court.old.value = np.inf
@@ -148,7 +139,7 @@ async def test_a_model_that_answers_infinities_by_right_is_not_blamed() -> None:
     assert not court.verdicts
 
 
-@on_a_loop
+@async_test
 async def test_rows_that_had_to_be_rescued_are_faults_unless_the_old_version_needs_it_too() -> None:
     court = Court()
     court.new.rescued = court.old.rescued = 1
@@ -159,7 +150,7 @@ async def test_rows_that_had_to_be_rescued_are_faults_unless_the_old_version_nee
     assert "rescued" in court.verdicts[0][0]
 
 
-@on_a_loop
+@async_test
 async def test_a_rare_fault_among_many_answers_is_borne() -> None:
     court = Court(fault_share=0.05)
     await court.ask(300)
@@ -170,7 +161,7 @@ async def test_a_rare_fault_among_many_answers_is_borne() -> None:
     assert court.verdicts
 
 
-@on_a_loop
+@async_test
 async def test_faults_of_long_ago_weigh_less() -> None:
     court = Court(fault_share=0.0)
     court.new.fault = EngineFailed("once")
@@ -181,7 +172,7 @@ async def test_faults_of_long_ago_weigh_less() -> None:
     assert not court.verdicts
 
 
-@on_a_loop
+@async_test
 async def test_a_caller_who_leaves_is_taken_from_the_queue_that_has_him() -> None:
     court = Court()
     court.new.holds = True
@@ -199,7 +190,7 @@ async def test_a_caller_who_leaves_is_taken_from_the_queue_that_has_him() -> Non
     assert court.old.futures[0].cancelled()
 
 
-@on_a_loop
+@async_test
 async def test_a_full_queue_spills_over_from_a_canary_only() -> None:
     stable, canary = Court(), Court(spills=True)
     for court in (stable, canary):
@@ -211,7 +202,7 @@ async def test_a_full_queue_spills_over_from_a_canary_only() -> None:
     assert await stable.ask() == ["1"]
 
 
-@on_a_loop
+@async_test
 async def test_a_refusal_counts_only_where_the_caller_was_refused() -> None:
     toy = stage.spec(queue=1)
     async with (
@@ -243,7 +234,7 @@ async def test_a_refusal_counts_only_where_the_caller_was_refused() -> None:
         await stable_waits
 
 
-@on_a_loop
+@async_test
 async def test_a_trial_ends_once_and_an_cleared_one_never() -> None:
     court = Court()
     court.new.value = np.nan
@@ -286,7 +277,7 @@ def test_times_are_compared_at_equal_batch_sizes_only() -> None:
     assert slowness(counters(r2=(50, 200_000)), old)[:2] == (1.0, 0)
 
 
-@on_a_loop
+@async_test
 async def test_a_version_that_is_too_slow_ends_its_trial_once_enough_batches_say_so() -> None:
     court = Court(slower=3.0, timed_batches=100)
     old = counters(r1=(100, 100_000))
@@ -298,7 +289,7 @@ async def test_a_version_that_is_too_slow_ends_its_trial_once_enough_batches_say
     assert "3.20 times as long" in court.verdicts[0][0]
 
 
-@on_a_loop
+@async_test
 async def test_batches_of_a_calmer_hour_decide_nothing_where_both_take_as_long_now() -> None:
     court = Court(slower=3.0, timed_batches=100)
     old = counters(r1=(100, 100_000), r8=(100, 400_000))
