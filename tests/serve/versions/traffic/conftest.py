@@ -4,7 +4,7 @@ import json
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +18,12 @@ from halfeven.models.spec.spec import Dim, ModelSpec, TensorSpec
 from halfeven.models.store.store import LIVE, REFUSED, Store, Version
 from halfeven.serve.batching.interface import PreparedVersion
 from halfeven.serve.batching.place import Place
+from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.server import build
 from halfeven.serve.settings import Settings
 from halfeven.serve.versions import roster as roster_file
 from halfeven.serve.versions.loading import release
+from halfeven.serve.versions.orders import events
 from halfeven.serve.versions.roster import Roster
 
 from tests.patience import PATIENCE_S
@@ -136,6 +138,23 @@ def publish(
         draft.write_json("nonce.json", {"number": len(store.numbers(own.name))})
         facts = {"half": "fp16", "forms": forms, "reason": "made up", "notes": [], "created": "today"}
         return draft.publish(status, facts | more)
+
+
+ROWS = {"x": np.linspace(0.1, 0.9, 32, dtype=np.float32).reshape(8, 4)}
+
+
+def traffic(address: str, connections: int = 3, rows: dict[str, np.ndarray] = ROWS) -> BenchTraffic:
+    return BenchTraffic(int(address.rpartition(":")[2]), "net", rows, connections)
+
+
+def decided(store: Store) -> list[Mapping[str, Any]]:
+    """The events of decisions, the newest first; what became active or was let go by them is told in
+    `test_recorded_changes.py`."""
+    return [event for event in events(store, "net") if event["kind"] not in ("activated", "retired")]
+
+
+def kinds(store: Store) -> list[str]:
+    return [event["kind"] for event in decided(store)]
 
 
 @contextmanager

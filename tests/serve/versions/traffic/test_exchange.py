@@ -5,22 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from halfeven.models.engines.cpu.setup import CpuSetup
 from halfeven.models.store.store import Store
-from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.versions.roster import Roster
 from halfeven.serve.versions.traffic.loaded_version import LoadedVersion, retire
 
 from tests.patience import PATIENCE_S, until
-from tests.serve.versions.traffic.conftest import Engine, Versions, attached, call, infer, serving
-
-ROWS = {"x": np.linspace(0.1, 0.9, 32, dtype=np.float32).reshape(8, 4)}
-
-
-def traffic(address: str) -> BenchTraffic:
-    return BenchTraffic(int(address.rpartition(":")[2]), "net", ROWS, 3)
+from tests.serve.versions.traffic.conftest import Engine, Versions, attached, call, infer, serving, traffic
 
 
 def loaded_of(roster: Roster) -> LoadedVersion:

@@ -3,7 +3,7 @@
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,8 +19,7 @@ from halfeven.serve.batching.counters import Counters
 from halfeven.serve.batching.device import DeviceThread
 from halfeven.serve.batching.interface import PreparedVersion
 from halfeven.serve.batching.place import Place
-from halfeven.serve.bench.callers import BenchTraffic
-from halfeven.serve.versions.orders import drifted, events, pardon
+from halfeven.serve.versions.orders import drifted, pardon
 from halfeven.serve.versions.roster import Roster
 from halfeven.serve.versions.store_writer import StoreWriter
 from halfeven.serve.versions.traffic import loaded_version
@@ -30,9 +29,18 @@ from halfeven.serve.versions.traffic.rules import TrialRules
 from halfeven.serve.versions.traffic.served import ServedModel
 
 from tests.patience import PATIENCE_S, until
-from tests.serve.versions.traffic.conftest import Engine, Versions, call, infer, serving, spec
+from tests.serve.versions.traffic.conftest import (
+    Engine,
+    Versions,
+    call,
+    decided,
+    infer,
+    kinds,
+    serving,
+    spec,
+    traffic,
+)
 
-ROWS = {"x": np.linspace(0.1, 0.9, 32, dtype=np.float32).reshape(8, 4)}
 U = 2.0**-11
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -45,20 +53,6 @@ def growing(engine: Engine, after: int) -> None:
         return y + np.float32(max(beyond, 0) * U)
 
     engine.change = drift
-
-
-def traffic(address: str, connections: int = 3) -> BenchTraffic:
-    return BenchTraffic(int(address.rpartition(":")[2]), "net", ROWS, connections)
-
-
-def decided(store: Store) -> list[Mapping[str, Any]]:
-    """The events of decisions, the newest first; what became active or was let go by them is told in
-    `test_recorded_changes.py`."""
-    return [event for event in events(store, "net") if event["kind"] not in ("activated", "retired")]
-
-
-def kinds(store: Store) -> list[str]:
-    return [event["kind"] for event in decided(store)]
 
 
 @pytest.mark.slow

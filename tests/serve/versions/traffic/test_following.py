@@ -19,7 +19,7 @@ from halfeven.serve.versions.store_writer import Role, StoreWriter
 from halfeven.serve.versions.traffic.served import ServedModel
 
 from tests.patience import until
-from tests.serve.versions.traffic.conftest import Versions
+from tests.serve.versions.traffic.conftest import Versions, kinds
 
 
 class Writer(StoreWriter):
@@ -86,11 +86,6 @@ def replicas(store: Store, versions: Versions, tmp_path: Path) -> Iterator[tuple
     yield made[0], made[1]
     for replica in made:
         replica.roster.place.thread.stop(10)
-
-
-def kinds(store: Store) -> list[str]:
-    """The kinds of the decisions; what became active or was let go by them is told in `test_recorded_changes.py`."""
-    return [event["kind"] for event in events(store, "net") if event["kind"] not in ("activated", "retired")]
 
 
 def test_a_promotion_and_a_rollback_reach_the_other_replica(replicas: tuple[Replica, Replica]) -> None:

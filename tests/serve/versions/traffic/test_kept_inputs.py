@@ -13,7 +13,6 @@ from halfeven.exporters.inputs.samples import stored_samples
 from halfeven.models.spec.datatypes import Wire
 from halfeven.models.spec.spec import ModelSpec
 from halfeven.models.store.store import Store
-from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.cli import parity_command
 from halfeven.serve.cli.parity_command import judge_again
 from halfeven.serve.versions.orders import drifted, events
@@ -23,7 +22,7 @@ from halfeven.serve.versions.traffic.rules import TrialRules
 
 from tests.model_folders import samples_of, write_folder
 from tests.patience import until
-from tests.serve.versions.traffic.conftest import serving
+from tests.serve.versions.traffic.conftest import serving, traffic
 from tests.specs import tensor
 
 WAVE = """
@@ -60,7 +59,7 @@ def replayed(store: Store, rows: dict[str, np.ndarray], keep_drifted: int) -> in
     with serving(store, parity_sample=1.0, keep_drifted=keep_drifted) as (address, roster):
         served: Any = roster.find("net")
         drift = served.traffic.stable.drift
-        with BenchTraffic(int(address.rpartition(":")[2]), "net", rows, 2) as callers:
+        with traffic(address, 2, rows) as callers:
             until(lambda: callers.answered > 100)
             until(lambda: drift is None or drifts(store) > noted or drift.numbers()["recent"] == 50)
         assert callers.failed == 0

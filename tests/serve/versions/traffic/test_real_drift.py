@@ -8,12 +8,11 @@ import torch
 from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.models.engines.cpu.scripted import Straight
 from halfeven.models.store.store import Store
-from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.versions.orders import events
 
 from tests.model_folders import write_folder
 from tests.patience import until
-from tests.serve.versions.traffic.conftest import serving
+from tests.serve.versions.traffic.conftest import serving, traffic
 
 SAMPLED_EVERY = 10
 
@@ -40,7 +39,7 @@ def test_a_half_whose_weights_change_in_memory_falls_back_to_its_original(conver
     with serving(converted, parity_sample=1 / SAMPLED_EVERY) as (address, roster):
         served = roster.find("net")
         assert served.prepared.precision == "fp16"
-        with BenchTraffic(int(address.rpartition(":")[2]), "net", rows, 3) as callers:
+        with traffic(address, rows=rows) as callers:
             until(lambda: callers.answered > 300)
             assert served.prepared.precision == "fp16", "healthy, it is checked and stays"
             healthy = callers.answered

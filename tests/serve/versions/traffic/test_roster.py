@@ -18,7 +18,6 @@ from halfeven.models.errors import BadInput, EngineFailed, NotReady, UnknownName
 from halfeven.models.store.store import REFUSED, Store, Version
 from halfeven.serve.batching.interface import PreparedVersion
 from halfeven.serve.batching.place import Place
-from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.versions.loading.release import give_back
 from halfeven.serve.versions.orders import record
 from halfeven.serve.versions.traffic.loaded_version import LoadedVersion, drain
@@ -33,9 +32,8 @@ from tests.serve.versions.traffic.conftest import (
     publish,
     serving,
     spec,
+    traffic,
 )
-
-ROWS = {"x": np.linspace(0.1, 0.9, 32, dtype=np.float32).reshape(8, 4)}
 
 THREADS = ["halfeven-choices", "halfeven-cpu", "halfeven-finetune", "halfeven-roster", "halfeven-watch"]
 
@@ -222,20 +220,20 @@ def test_swaps_rollbacks_loads_and_unloads_under_traffic_fail_nobody_and_leave_n
         kept = weakref.WeakSet[object]()
         other = publish(store, of=spec(name="other"))
         store.promote(other)
-        with BenchTraffic(int(address.rpartition(":")[2]), "net", ROWS, connections=3) as traffic:
-            for _ in range(5):
+        with traffic(address) as callers:
+            for _ in range(2):
                 for step in ("promote", "rollback"):
                     kept.update(roster.find("net").loaded_versions())  # type: ignore[union-attr]
                     body = {"version": 2} if step == "promote" else {}
                     status, answer = call(address, f"/v1/models/net/{step}", body)
                     assert status == 200, answer
                     assert roster.active("net") == ("2" if step == "promote" else "1")
-                before = traffic.by_version["1"]
-                until(lambda before=before: traffic.by_version["1"] > before)
+                before = callers.by_version["1"]
+                until(lambda before=before: callers.by_version["1"] > before)
                 roster.load("other")
                 roster.unload("other")
-        assert (traffic.failed, traffic.faults) == (0, [])
-        assert traffic.by_version["2"] > 0
+        assert (callers.failed, callers.faults) == (0, [])
+        assert callers.by_version["2"] > 0
         assert attached(roster) == 2, "the batcher active and the one that checks it"
         names = [thread.name for thread in threading.enumerate() if thread not in of_others]
         ours = sorted(name for name in names if name.startswith("halfeven"))
