@@ -301,9 +301,9 @@ def test_a_body_that_is_no_json_a_model_without_endpoint_and_get_are_refused(ser
 
 
 @pytest.mark.slow(seconds=10)
-def test_another_version_takes_over_between_two_requests(folder: Path, tmp_path: Path) -> None:
-    first, second = detector(), detector()
-    first.save(tmp_path)
+def test_another_version_takes_over_between_two_requests(half: he.Half, folder: Path, tmp_path: Path) -> None:
+    second = detector()
+    half.save(tmp_path)
     x = np.random.normal(size=(16, 4)).astype(np.float32)
     KeyFile(tmp_path / "keys").add("other", ["manage"])
     key, _ = KeyFile(tmp_path / "keys").add("mine", ["infer", "manage"])
@@ -325,7 +325,7 @@ def test_another_version_takes_over_between_two_requests(folder: Path, tmp_path:
             while client.predict("detector", x).tolist() != second(x).tolist():
                 pass
         ask(0)
-        wanted = {str((half(x * np.float32(2))).argmax(-1).tolist()) for half in (first, second)}
+        wanted = {str((each(x * np.float32(2))).argmax(-1).tolist()) for each in (half, second)}
         assert answers <= wanted
 
 
@@ -481,6 +481,16 @@ class Long(bytes):
         return 2**28 + 1
 
 
+def app_with(ask: Callable[..., Any], **process: Any) -> FastAPI:
+    """An application with the endpoint `m`, whose process has these methods and places."""
+    served, threads = SimpleNamespace(spec=SimpleNamespace(inputs=[])), SimpleNamespace(run=None)
+    inference: Any = SimpleNamespace(find=lambda _: served, ask=ask, worker_threads=threads)
+    endpoint: Any = SimpleNamespace(model="m", **process)
+    app = FastAPI()
+    add_endpoints(app, inference, {"m": endpoint}, 2**20, 10.0)
+    return app
+
+
 async def answered_at_once(*_: Any, **__: Any) -> Any:
     """An `Inference.ask` whose answer is there."""
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -495,7 +505,7 @@ async def answered_at_once(*_: Any, **__: Any) -> Any:
 def test_a_request_that_ends_early_leaves_nothing_in_the_process(where: str) -> None:
     """``places``: so many requests as may be are under way, and this one is refused before the process has it."""
     forgotten: list[int] = []
-    app, fault = FastAPI(), Overloaded("too much")
+    fault = Overloaded("too much")
 
     async def ask(*_: Any, **__: Any) -> Any:
         if where == "model":
@@ -508,18 +518,10 @@ def test_a_request_that_ends_early_leaves_nothing_in_the_process(where: str) -> 
     async def postprocess(*_: Any) -> Any:
         raise fault
 
-    served = SimpleNamespace(spec=SimpleNamespace(inputs=[]))
-    threads = SimpleNamespace(run=None)
-    inference: Any = SimpleNamespace(find=lambda _: served, ask=ask, worker_threads=threads)
     places = SharedPlaces(0 if where == "places" else 1, "requests are under way", "try again", 1.0)
-    process: Any = SimpleNamespace(
-        model="m",
-        places=places,
-        preprocess=preprocess,
-        postprocess=postprocess,
-        forget=forgotten.append,
+    app = app_with(
+        ask, places=places, preprocess=preprocess, postprocess=postprocess, forget=forgotten.append
     )
-    add_endpoints(app, inference, {"m": process}, 2**20, 10.0)
 
     async def with_lease(scope: Any, receive: Any, send: Any) -> None:
         lend(scope, MemoryBudget(0 if where == "memory" else 2**30))
@@ -538,8 +540,7 @@ def test_a_request_that_ends_early_leaves_nothing_in_the_process(where: str) -> 
 
 @pytest.mark.parametrize("where", ["preprocess", "postprocess"])
 def test_a_call_of_a_caller_who_has_gone_is_cancelled(where: str) -> None:
-    app, cancelled = FastAPI(), list[str]()
-    gone = asyncio.Event()
+    cancelled, gone = list[str](), asyncio.Event()
 
     async def call(name: str, answer: Any) -> Any:
         if name == where:
@@ -550,16 +551,14 @@ def test_a_call_of_a_caller_who_has_gone_is_cancelled(where: str) -> None:
                 cancelled.append(name)
         return answer
 
-    served, threads = SimpleNamespace(spec=SimpleNamespace(inputs=[])), SimpleNamespace(run=None)
-    inference: Any = SimpleNamespace(find=lambda _: served, ask=answered_at_once, worker_threads=threads)
-    process: Any = SimpleNamespace(
-        model="m",
-        places=SharedPlaces(1, "requests are under way", "try again", 1.0),
+    places = SharedPlaces(1, "requests are under way", "try again", 1.0)
+    app = app_with(
+        answered_at_once,
+        places=places,
         preprocess=lambda *_: call("preprocess", (7, b"", "0")),
         postprocess=lambda *_: call("postprocess", ("text/plain", b"")),
         forget=lambda _: None,
     )
-    add_endpoints(app, inference, {"m": process}, 2**20, 10.0)
     messages = [{"type": "http.request", "body": b"x", "more_body": False}]
 
     async def receive() -> Any:
@@ -579,7 +578,7 @@ def test_a_call_of_a_caller_who_has_gone_is_cancelled(where: str) -> None:
 
     with pytest.raises(CallerLeft):
         asyncio.run(post())
-    assert cancelled == [where] and process.places.count == 0
+    assert cancelled == [where] and places.count == 0
 
 
 class Body(bytes):

@@ -19,6 +19,17 @@ GIVE = r"model: expected an nn\.Module, or the path of .*, got "
 ODD = r"tensor 'x': expected numbers or truth values, every row of one shape .*; got "
 MISSING = r"give samples=\{'x': array\}.*; got "
 
+BRANCHING = """
+import halfeven as he, numpy as np, torch
+class Branching(torch.nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+try:
+    he.convert(Branching(), {"x": np.ones((16, 4), np.float32)})
+except Exception as refused:
+    print(type(refused).__name__)
+"""
+
 
 class Net(nn.Module):
     def __init__(self) -> None:
@@ -27,11 +38,6 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(x)
-
-
-class Branching(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x if x.sum() > 0 else -x
 
 
 @pytest.fixture
@@ -86,11 +92,5 @@ def test_the_message_says_what_to_give(
 @pytest.mark.slow(seconds=15)
 def test_what_torch_logs_while_it_traces_is_not_printed() -> None:
     """In a process of its own: each test before may have changed where torch's log lines go."""
-    program = (
-        "import numpy as np, halfeven as he\n"
-        f"from {__name__} import Branching, HalfevenError\n"
-        "try: he.convert(Branching(), {'x': np.ones((16, 4), np.float32)})\n"
-        "except HalfevenError as refused: print(type(refused).__name__)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", BRANCHING], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("CaptureFailed\n", "")
