@@ -1,5 +1,6 @@
 """The command line as scripts use it: exit codes, and one JSON object as the last line on stdout."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from halfeven.serve.versions.orders import drifted, note_drift
 from typer.testing import CliRunner
 
 from tests.command_line import overflowing, run
-from tests.model_folders import LINEAR, samples_of, tensor, write_folder
+from tests.model_folders import LINEAR, tensor, write_folder
 
 
 @pytest.mark.slow
@@ -113,20 +114,6 @@ def test_bad_input_ends_with_exit_2_and_names_what_is_wrong(tmp_path: Path) -> N
     assert run("parity", "nobody", "--store", tmp_path / "store")[0] == 2
 
 
-@pytest.mark.slow
-def test_a_changed_signature_must_be_meant(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    folder = write_folder(tmp_path / "net", LINEAR, samples=samples_of({"x": [4]}))
-    assert run("convert", folder, "--store", store, "--form", "torch")[0] == 0
-    renamed = [tensor("z", "FP32", [-1, 3])]
-    write_folder(folder, LINEAR, outputs=renamed, samples=samples_of({"x": [4]}))
-    code, facts, _ = run("convert", folder, "--store", store, "--form", "torch")
-    assert code == 2
-    assert "--new-signature" in facts["error"]
-    assert run("convert", folder, "--store", store, "--form", "torch", "--new-signature")[0] == 0
-    assert Store(store).live_number("net") == 2
-
-
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A small model without samples, in both forms."""
@@ -165,6 +152,17 @@ def test_the_facts_of_a_conversion_are_those_of_the_contract(converted: tuple[Pa
         manifest["files"]
     )
     assert "source/model.py" in manifest["files"]
+
+
+@pytest.mark.slow
+def test_a_changed_signature_must_be_meant(converted: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    store = shutil.copytree(converted[0], tmp_path / "store")
+    folder = write_folder(tmp_path / "net", outputs=[tensor("z", "FP32", [-1, 3])])
+    code, facts, _ = run("convert", folder, "--store", store, "--form", "torch")
+    assert code == 2
+    assert "--new-signature" in facts["error"]
+    assert run("convert", folder, "--store", store, "--form", "torch", "--new-signature")[0] == 0
+    assert Store(store).live_number("net") == 2
 
 
 @pytest.mark.slow(seconds=5)

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import halfeven as he
 import numpy as np
@@ -16,13 +15,9 @@ from halfeven.serve.cli.main import app
 from torch import nn
 from typer.testing import CliRunner
 
+from tests.command_line import run
+
 pytestmark = pytest.mark.slow  # two conversions and a server
-
-
-def ran(*words: object) -> tuple[int, Any, str]:
-    done = CliRunner().invoke(app, [str(word) for word in words] + ["--json"])
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done.exit_code, json.loads(done.stdout.splitlines()[-1]) if done.stdout else None, done.stderr
 
 
 def shown(*words: object) -> str:
@@ -50,7 +45,7 @@ def test_a_server_that_is_not_ready_is_shown_with_the_reason(monkeypatch: pytest
         return {}, json.dumps(found).encode()
 
     monkeypatch.setattr(server_commands, "ask", ask)
-    code, facts, _ = ran("status")
+    code, facts, _ = run("status")
     assert code == 1 and not facts["ready"] and "being made ready" in facts["not_ready"]
     assert "net: not loaded" in shown("status")
 
@@ -60,35 +55,35 @@ def test_a_running_server_is_asked_and_ordered(
 ) -> None:
     store, url, key = served
     monkeypatch.setenv(VARIABLE, "")  # restored at the end: --key sets it
-    code, facts, _ = ran("jobs", "--url", url)
+    code, facts, _ = run("jobs", "--url", url)
     assert code == 2 and "401" in facts["error"] and "--key-file" in facts["error"]
     (tmp_path / "key").write_text(f"{key}\n")
     with monkeypatch.context() as alone:
         alone.setenv(VARIABLE, "")
-        assert ran("jobs", "--url", url, "--key-file", tmp_path / "key")[1]["jobs"] == []
-    assert ran("jobs", "--url", url, "--key", key)[0] == 0
+        assert run("jobs", "--url", url, "--key-file", tmp_path / "key")[1]["jobs"] == []
+    assert run("jobs", "--url", url, "--key", key)[0] == 0
     assert "no fine-tuning job yet" in shown("jobs", "--url", url)
 
-    code, facts, _ = ran("status", "--url", url)
+    code, facts, _ = run("status", "--url", url)
     assert code == 0 and facts["ready"] and not facts["not_ready"]
     (active,) = facts["models"]["net"]["loaded"]
     assert (active["version"], active["precision"], active["requests"]) == (2, "fp16", 0)
     words = shown("status", "--url", url)
     assert "net@2 is served in fp16: form = 'torch' asks for it" in words
-    versions = ran("models", "--store", store)[1]["models"]["net"]
+    versions = run("models", "--store", store)[1]["models"]["net"]
     assert [one["served"] for one in versions] == [
         None, {"precision": "fp16", "form": "torch", "device": "cpu"}
     ]  # fmt: skip
     assert "fp16 torch cpu" in shown("models", "--store", store)
 
     for role in ("canary", "shadow"):
-        code, facts, _ = ran(role, "net@1", 10, "--url", url)
+        code, facts, _ = run(role, "net@1", 10, "--url", url)
         assert code == 0 and {one["version"] for one in facts["loaded"]} == {1, 2}
         assert f"the {role} of net has ended" in shown(role, "net", "--url", url)
-        assert ran(role, "net@1", "--url", url)[0] == ran(role, "net@7", 5, "--url", url)[0] == 2
-    assert ran("cancel", "ftjob-none", "--url", url)[0] == 2
+        assert run(role, "net@1", "--url", url)[0] == run(role, "net@7", 5, "--url", url)[0] == 2
+    assert run("cancel", "ftjob-none", "--url", url)[0] == 2
 
     assert shown("unload", "net", "--url", url) == "net is unloaded"
     assert "net: not loaded" in shown("status", "--url", url)
     assert shown("load", "net", "--url", url) == "net is loaded"
-    assert ran("load", "nothing", "--url", url)[0] == 2
+    assert run("load", "nothing", "--url", url)[0] == 2

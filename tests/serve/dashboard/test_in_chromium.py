@@ -89,9 +89,8 @@ def everything(versions: Versions, store: Store, random: Any) -> Iterator[tuple[
         yield address, roster
 
 
-@pytest.mark.parametrize(("width", "scheme"), SIZES)
 def test_every_page_fits_and_can_be_read(
-    browser: Any, everything: tuple[str, Any], tmp_path: Path, random: Any, width: int, scheme: str
+    browser: Any, everything: tuple[str, Any], tmp_path: Path, random: Any
 ) -> None:
     address, _ = everything
     job = call(address, "/v1/fine_tuning/jobs")[1]["data"][0]["id"]
@@ -108,11 +107,12 @@ def test_every_page_fits_and_can_be_read(
     pages += [f"http://{address}/v1/models/{max(names, key=len)}/versions/1/report"]
     pages += [(tmp_path / name).as_uri() for name in ("job.html", "report.html")]
     found = {}
-    with opened(browser, width, scheme) as page:
-        for url in pages:
-            page.goto(url)
-            if faults := faults_of(page, width):
-                found[url] = faults
+    for width, scheme in SIZES:
+        with opened(browser, width, scheme) as page:
+            for url in pages:
+                page.goto(url)
+                if faults := faults_of(page, width):
+                    found[width, url] = faults
     assert found == {}
 
 
