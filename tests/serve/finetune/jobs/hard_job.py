@@ -9,11 +9,14 @@ from typing import Any
 import httpx
 import numpy as np
 import openai
+import torch
 from halfeven.exporters.conversion.convert import Options, convert
 from halfeven.models.store.store import Store
 from safetensors.numpy import save_file
+from torch import nn
 
 from tests.model_folders import tensor, write_folder
+from tests.serve.finetune.jobs import job_server
 
 # Dropout and BatchNorm; a batch of 16 goes through the model in two parts.
 NET = """
@@ -28,16 +31,22 @@ class Net(nn.Module):
         self.drop = nn.Dropout(0.2)
     def forward(self, x):
         if self.training:
-            time.sleep(0.001)
+            time.sleep(0.002)
         return self.last(self.drop(self.norm(self.first(x)).relu()))
 
 def build():
     torch.manual_seed(5)
     return Net()
 """
-STEPS, EVERY = 400, 20
+LOSSES = """
+from torch.nn.functional import cross_entropy
+
+def smooth(answer, target):
+    return cross_entropy(answer, target, label_smoothing=0.1)
+"""
+STEPS, EVERY = 200, 10
 HARD = {
-    "n_epochs": 40, "batch_size": 16, "learning_rate": 0.01, "clip_norm": 0.5, "precision": "fp16",
+    "n_epochs": 20, "batch_size": 16, "learning_rate": 0.01, "clip_norm": 0.5, "precision": "fp16",
     "init_scale": 2.0**20, "growth_interval": 5, "checkpoint_every": EVERY,
 }  # fmt: skip
 
@@ -48,14 +57,28 @@ def rows(count: int) -> dict[str, np.ndarray]:
     return {"x": x, "target:y": (x[:, :3] > 0).argmax(-1)}
 
 
+def publish(root: Path, name: str, code: str, **settings: Any) -> None:
+    outputs = [tensor("y", "FP32", [-1, 3], kind="logits")]
+    folder = write_folder(root / name, code, outputs=outputs, max_batch_size=8, samples=rows(64), **settings)
+    assert convert(folder, Store(root / "store"), Options(forms=("torch",))).asked_passed
+
+
 def begin(root: Path) -> None:
     """Write a store in which ``net@1`` is active, the rows to learn from, and so many held-out ones that what a job
     learns shows for every draw."""
-    outputs = [tensor("y", "FP32", [-1, 3], kind="logits")]
-    folder = write_folder(root / "net", NET, outputs=outputs, max_batch_size=8, samples=rows(64))
-    assert convert(folder, Store(root / "store"), Options(forms=("torch",))).asked_passed
+    publish(root, "net", NET)
     save_file(rows(160), root / "train.safetensors")
     save_file(rows(128), root / "held_out.safetensors")
+
+
+def begin_others(root: Path) -> None:
+    """Write a store with ``own``, whose folder has a loss, and with ``program``, which has no modules."""
+    publish(root, "own", NET, files={"losses.py": LOSSES}, training={"loss": "losses.py:smooth"})
+    free = {0: torch.export.Dim.DYNAMIC(min=1, max=8)}
+    exported = torch.export.export(nn.Linear(4, 3).eval(), (torch.randn(4, 4),), dynamic_shapes=(free,))
+    (root / "program").mkdir()
+    torch.export.save(exported, root / "program" / "net.pt2")
+    publish(root, "program", "", source="net.pt2")
 
 
 def store_of(begun: Path, folder: Path) -> Store:
@@ -63,14 +86,8 @@ def store_of(begun: Path, folder: Path) -> Store:
 
 
 def create(client: openai.OpenAI, begun: Path, model: str = "net", **more: Any) -> Any:
-    train, held_out = (
-        client.files.create(file=begun / f"{name}.safetensors", purpose="fine-tune").id
-        for name in ("train", "held_out")
-    )
-    return client.fine_tuning.jobs.create(
-        model=model, training_file=train, validation_file=held_out, seed=7,
-        extra_body={"hyperparameters": {**HARD, **more}},
-    )  # fmt: skip
+    train, held_out = (begun / f"{name}.safetensors" for name in ("train", "held_out"))
+    return job_server.create(client, model, train, HARD | more, held_out)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A server in a process of its own with a client of its fine-tuning routes, and the processes of its jobs."""
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,18 @@ def served_to_client(
         address = f"http://127.0.0.1:{port}/v1"
         with openai.OpenAI(base_url=address, api_key="none", max_retries=0) as client:
             yield process, port, client
+
+
+def create(
+    client: openai.OpenAI, model: str, train: Path, hyperparameters: Mapping[str, Any],
+    validation: Path | None = None, **more: Any,
+) -> Any:  # fmt: skip
+    """A new job; its files are uploaded first."""
+    for name, file in {"training_file": train, "validation_file": validation}.items():
+        if file is not None:
+            more[name] = client.files.create(file=file, purpose="fine-tune").id
+    method = {"hyperparameters": dict(hyperparameters)}
+    return client.fine_tuning.jobs.create(model=model, seed=7, extra_body=method, **more)
 
 
 def ended(client: openai.OpenAI, id: str) -> Any:

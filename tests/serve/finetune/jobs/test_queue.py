@@ -1,4 +1,4 @@
-"""Several jobs from one parent: in a queue, and as one order with a table at its end."""
+"""Several jobs from one parent as one order with a table at its end."""
 
 import io
 from pathlib import Path
@@ -9,11 +9,10 @@ from halfeven.models.machine.usable_cores import usable_cores
 from halfeven.serve.finetune.client.sweep import summary_of, sweep, sweep_exit_code, table_of
 from rich.console import Console
 
-from tests.serve.finetune.jobs.hard_job import HARD, create, store_of
-from tests.serve.finetune.jobs.job_server import ended, served_to_client
+from tests.serve.finetune.jobs.hard_job import HARD, store_of
+from tests.serve.finetune.jobs.job_server import served_to_client
 
 REFUSED = "METRIC_REGRESSED"  # also a judgement: worse than the version that is active then
-QUICK = {"n_epochs": 20, "precision": "fp32", "checkpoint_every": 20}
 
 
 def judged(status: str, promotion: Any, error: Any) -> bool:
@@ -23,28 +22,13 @@ def judged(status: str, promotion: Any, error: Any) -> bool:
 
 
 @pytest.mark.slow(seconds=25)
-def test_every_job_of_a_queue_from_one_parent_ends_with_a_judged_result(begun: Path, tmp_path: Path) -> None:
-    with served_to_client(store_of(begun, tmp_path), "net") as (_, _, client):
-        ids = [create(client, begun, **QUICK).id for _ in range(2)]
-        jobs = [ended(client, id).to_dict() for id in ids]
-    active = 1
-    for job in jobs:
-        ours: dict[str, Any] = job["halfeven"]
-        assert judged(job["status"], ours["promotion"], job["error"]), job["error"]
-        assert ours["gate"]["forms"] and ours["parent_version"] == ours["gate"]["against"] == active
-        active = ours["version"] if ours["promotion"]["state"] == "promoted" else active
-    assert active > 1, "the first one learns what its parent does not know"
-
-
-@pytest.mark.slow(seconds=25)
 def test_a_sweep_is_one_order_with_a_table_and_its_jobs_run_beside_each_other(
     begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HALFEVEN_JOBS", "2")
     grid = [{"lr": 1e-6, "epochs": 2}, {"lr": 1e-2, "epochs": 20}]
-    common = {
-        name: value for name, value in (HARD | QUICK).items() if name not in ("n_epochs", "learning_rate")
-    }
+    common = HARD | {"precision": "fp32"}
+    del common["n_epochs"], common["learning_rate"]
     said, screen = list[str](), Console(file=io.StringIO(), width=160)
     with served_to_client(store_of(begun, tmp_path), "net") as (_, port, client):
         found = sweep(

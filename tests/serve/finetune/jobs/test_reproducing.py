@@ -34,11 +34,20 @@ def of_lineage(store: Store, **changed: Any) -> None:
     path.write_text(json.dumps(manifest))
 
 
-def test_the_command_trains_it_again_to_the_same_weights(store: Store) -> None:
-    done = CliRunner().invoke(app, ["reproduce", "net@2", "--store", str(store.root), "--json"])
+def test_without_its_rows_it_says_so_and_the_command_trains_it_again_from_a_file_to_the_same_weights(
+    store: Store, tmp_path: Path
+) -> None:
+    version, kept = store.version("net", 2), rows_file(store).rename(tmp_path / "rows.safetensors")
+    with pytest.raises(DataGone, match="not in the store any more, so it cannot be trained again"):
+        reproduce(store, version, None, None, lambda line: None)
+    (tmp_path / "other").write_bytes(b"other rows")
+    with pytest.raises(BadInput, match="expected the file with SHA-256"):
+        reproduce(store, version, tmp_path / "other", None, lambda line: None)
+    words = ["reproduce", "net@2", "--store", str(store.root), "--data", str(kept), "--json"]
+    done = CliRunner().invoke(app, words)
     facts = json.loads(done.stdout)
     assert (done.exit_code, facts["equal"], facts["differences"]) == (0, True, [])
-    assert facts["trained"] == store.version("net", 2).manifest["lineage"]["weights"]
+    assert facts["trained"] == version.manifest["lineage"]["weights"]
     assert store.numbers("net") == [1, 2], "nothing is published"
 
 
@@ -48,17 +57,6 @@ def test_with_another_seed_on_record_the_weights_differ_and_it_says_what_differs
     facts = reproduce(store, store.version("net", 2), None, None, lambda line: None)
     assert not facts["equal"] and "torch was 1.0 and is" in facts["differences"][0]
     assert "has other weights" in sentence_of(facts) and "torch was 1.0" in sentence_of(facts)
-
-
-def test_without_its_rows_it_says_so_and_takes_them_from_a_file(store: Store, tmp_path: Path) -> None:
-    version, rows = store.version("net", 2), rows_file(store)
-    kept = rows.rename(tmp_path / "rows.safetensors")
-    with pytest.raises(DataGone, match="not in the store any more, so it cannot be trained again"):
-        reproduce(store, version, None, None, lambda line: None)
-    (tmp_path / "other").write_bytes(b"other rows")
-    with pytest.raises(BadInput, match="expected the file with SHA-256"):
-        reproduce(store, version, tmp_path / "other", None, lambda line: None)
-    assert reproduce(store, version, kept, None, lambda line: None)["equal"]
 
 
 def test_rows_that_were_changed_in_the_store_are_not_taken(store: Store) -> None:

@@ -3,13 +3,16 @@
 import inspect
 import math
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from halfeven.models.errors import BadInput
 from halfeven.models.folder.loss_and_optimizer_names import OPTIMIZERS
+from halfeven.models.store.store import Version
+from halfeven.serve.finetune.jobs import training_request
 from halfeven.serve.finetune.jobs.choices.hyperparameter_table import AUTO, RANGES, WORDS, BadHyperparameter
 from halfeven.serve.finetune.jobs.choices.hyperparameters import (
     KNOWN,
@@ -216,6 +219,41 @@ def test_factors_of_the_rate_that_are_none_are_refused(factors: object) -> None:
         asked(learning_rates=factors)
 
 
+BAD_NUMBERS: list[tuple[dict[str, Any], str, str]] = [
+    ({"n_epochs": 0}, "n_epochs", 'a whole number from 1 to 1000 or "auto", got 0'),
+    ({"n_epochs": 1.5}, "n_epochs", "a whole number from 1 to 1000"),
+    ({"n_epochs": True}, "n_epochs", "got True"),
+    ({"n_epochs": "many"}, "n_epochs", "got 'many'"),
+    ({"batch_size": -1}, "batch_size", "from 1 to 65536"),
+    ({"learning_rate": float("inf")}, "learning_rate", "got inf"),
+    ({"learning_rate": float("nan")}, "learning_rate", "got nan"),
+    ({"learning_rate_multiplier": 0}, "learning_rate_multiplier", "from 1e-06"),
+    ({"learning_rate_multiplier": 1, "learning_rate": 1}, "learning_rate", "expected one of them"),
+    ({"weight_decay": 2}, "weight_decay", "from 0 to 1, got 2"),
+    ({"clip_norm": 0}, "clip_norm", "got 0"),
+    ({"precision": "fp8"}, "precision", "auto, fp16, bf16, fp32, fp16_emulated, got 'fp8'"),
+    ({"init_scale": 1, "scale_floor": 2}, "scale_floor", "at most init_scale = 1, got 2"),
+    ({"scale_floor": 0}, "scale_floor", "got 0"),
+    ({"max_floor_hits": 0}, "max_floor_hits", "from 1 to 1000"),
+    ({"validation_split": 0.9}, "validation_split", 'from 0.001 to 0.5 or "auto", got 0.9'),
+    ({"forgetting_tolerance": -0.1}, "forgetting_tolerance", "from 0 to 1"),
+    ({"n_epoch": 3}, "n_epoch", "nearest known one is 'n_epochs'"),
+]
+
+
+@pytest.mark.parametrize(("numbers", "param", "words"), BAD_NUMBERS)
+def test_an_impossible_value_is_refused_with_its_name_its_range_and_what_came(
+    numbers: dict[str, Any], param: str, words: str
+) -> None:
+    method = {"type": "supervised", "supervised": {"hyperparameters": numbers}}
+    for job in ({"hyperparameters": numbers}, {"method": method}):
+        with pytest.raises(BadHyperparameter) as refused:
+            read_hyperparameters(job)
+        said = str(refused.value)
+        assert said.startswith(f"hyperparameters: {param}: ") and words in said
+        assert refused.value.param == param
+
+
 def test_an_accumulation_makes_fewer_steps_and_warm_up_steps_are_a_share_of_them() -> None:
     found = resolve(asked(batch_size=8, accumulation=4, n_epochs=10, warmup_steps=20), 640, 32)
     assert found["warmup_ratio"] == 20 / 200 and found["batch_size"] == 8
@@ -237,6 +275,12 @@ def test_no_more_batches_are_accumulated_than_the_rows_make() -> None:
     assert resolve(asked(batch_size=2, accumulation=8), 5, 32)["accumulation"] == 3
     alone = resolve(asked(accumulation=4), 1, 32)
     assert (alone["batch_size"], alone["accumulation"]) == (1, 1)
+
+
+def test_the_trainer_has_the_patience_that_a_job_asks_for() -> None:
+    parent = cast(Version, SimpleNamespace(manifest={}))
+    values = resolve(asked(early_stopping_patience=3), 100, 8)
+    assert training_request._settings(parent, values)["patience"] == 3
 
 
 def test_the_page_has_every_name_and_word_of_other_libraries() -> None:
