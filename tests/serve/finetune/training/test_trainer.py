@@ -21,6 +21,7 @@ from halfeven.models.zoo.digits.model import build
 from halfeven.serve.finetune.training import trainee as subject
 from halfeven.serve.finetune.training import trainer
 from halfeven.serve.finetune.training.loop import amp
+from halfeven.serve.finetune.training.loop.setting_names import EMULATED
 from halfeven.serve.finetune.training.loop.training_terms import Settings
 from halfeven.serve.finetune.training.task import Task
 from safetensors.torch import load_file, save_file
@@ -95,9 +96,9 @@ def with_program(request: Line, module: nn.Module, example: Tensor) -> Line:
     return request | {"source": None, "program": str(path)}
 
 
-@pytest.mark.slow(seconds=19)
+@pytest.mark.slow
 def test_the_operators_module_is_trained_in_training_mode_and_its_weights_are_written(digits: Line) -> None:
-    lines, _ = run(digits | {"precision": "fp16", "hyperparameters": {"n_epochs": 3, "batch_size": 60}})
+    lines, _ = run(digits | {"precision": EMULATED, "hyperparameters": {"n_epochs": 3, "batch_size": 60}})
     first, *steps, last = lines
     assert (first["type"], first["trained"], first["total_steps"]) == ("started", "module", 9)
     assert first["parameters"] == sum(parameter.numel() for parameter in build().parameters())
