@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 from shutil import copytree, ignore_patterns
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -26,32 +27,39 @@ from tests.serve.finetune.training.trainer_runs import TRAINER, Line, run, start
 from tests.slow import KILLS
 
 
+class Untouched(NamedTuple):
+    """A job, the digests of what it leaves when nothing disturbs it, and its seconds then."""
+
+    request: Line
+    expected: tuple[str, str]
+    seconds: float
+
+
 @pytest.fixture(scope="module")
-def untouched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Line, tuple[str, str]]:
-    """A job, and what it leaves when nothing disturbs it."""
-    request = hard_job(tmp_path_factory.mktemp("untouched") / "job")
-    return request, left_alone(request)
-
-
-@pytest.fixture
-def hard(untouched: tuple[Line, tuple[str, str]], tmp_path: Path) -> Line:
-    """The untouched job with a folder and files of its own."""
-    old, new = str(Path(untouched[0]["out"]).parent), str(tmp_path / "job")
-    copytree(old, new, ignore=ignore_patterns("left-alone"))
-    return json.loads(json.dumps(untouched[0]).replace(old, new))
-
-
-@pytest.fixture
-def expected(untouched: tuple[Line, tuple[str, str]]) -> tuple[str, str]:
-    return untouched[1]
-
-
-def left_alone(request: Line) -> tuple[str, str]:
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Untouched:
+    begun, request = time.monotonic(), hard_job(tmp_path_factory.mktemp("untouched") / "job")
     alone = elsewhere(request)
     lines, _ = run(alone)
     causes = [line["cause"] for line in lines if line["type"] == "step" and line["skipped"]]
     assert causes.count("gradient overflow") > 2, "the overflows are there"
-    return outcome(alone, lines)
+    return Untouched(request, outcome(alone, lines), time.monotonic() - begun)
+
+
+def copied(request: Line, folder: Path) -> Line:
+    """The job with a folder and files of its own."""
+    old, new = str(Path(request["out"]).parent), str(folder / "job")
+    copytree(old, new, ignore=ignore_patterns("left-alone"))
+    return json.loads(json.dumps(request).replace(old, new))
+
+
+@pytest.fixture
+def hard(untouched: Untouched, tmp_path: Path) -> Line:
+    return copied(untouched.request, tmp_path)
+
+
+@pytest.fixture
+def expected(untouched: Untouched) -> tuple[str, str]:
+    return untouched.expected
 
 
 def calls(steps: int) -> int:
@@ -113,12 +121,22 @@ def test_with_a_damaged_checkpoint_it_says_so_and_ends_as_it_should(
     assert outcome(hard, lines) == expected
 
 
+@pytest.fixture(scope="module")
+def killed(untouched: Untouched, tmp_path_factory: pytest.TempPathFactory) -> Line:
+    """The job, killed behind its second checkpoint."""
+    request = copied(untouched.request, tmp_path_factory.mktemp("killed"))
+    kill_at(request, calls(12))
+    with started(request) as process:
+        process.wait(PATIENCE_S)
+    return request
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("numbers", [{}, {"done": "many"}, {"learners": []}, {"best": 3}])
-def test_a_checkpoint_that_was_changed_with_its_digests_is_refused(hard: Line, numbers: Line) -> None:
-    kill_at(hard, calls(12))
-    with started(hard) as process:
-        process.wait(PATIENCE_S)
+def test_a_checkpoint_that_was_changed_with_its_digests_is_refused(
+    killed: Line, tmp_path: Path, numbers: Line
+) -> None:
+    hard = copied(killed, tmp_path)
     for place in (Path(hard["out"]) / "checkpoints").glob("step-*"):
         state, manifest = place / "state.json", json.loads((place / "manifest.json").read_text())
         changed = json.loads(state.read_text()) | numbers if numbers else {}
@@ -131,14 +149,13 @@ def test_a_checkpoint_that_was_changed_with_its_digests_is_refused(hard: Line, n
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_killed_at_random_moments_it_ends_with_the_same_bits(
+    untouched: Untouched, hard: Line, tmp_path: Path
+) -> None:
     """One training, killed again and again; each time after a part of its whole time, its start included. The machine
     may have been slower when that was measured."""
-    draw, hard = np.random.default_rng(), hard_job(tmp_path / "job")
-    begun = time.monotonic()
-    expected = left_alone(hard)
-    whole, kills = time.monotonic() - begun, 0
-    while kills < (KILLS or 5):
+    draw, whole, kills = np.random.default_rng(), untouched.seconds, 0
+    while kills < (KILLS or 2):
         (tmp_path / "request.json").write_text(json.dumps(hard))
         command = [sys.executable, "-PB", "-m", TRAINER, str(tmp_path / "request.json")]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
@@ -154,5 +171,5 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path) -> 
                         file.unlink()
                     path.rmdir()
     lines, _ = run(hard)
-    assert outcome(hard, lines) == expected
+    assert outcome(hard, lines) == untouched.expected
     assert not (Path(hard["out"]) / "checkpoints" / ".draft").exists()
