@@ -34,7 +34,7 @@ def left_out(reference: np.ndarray) -> np.ndarray:
 
 def largest(values: np.ndarray | Sequence[np.ndarray]) -> float:
     """The largest magnitude of what is not left out; 0 where there is none."""
-    size = np.abs(np.asarray(values) * 1.0)  # the least number of an int8 has no magnitude among them
+    size = np.abs(np.asarray(values) * 1.0)  # int8 cannot hold the magnitude of -128
     return float(size[size < SENTINEL].max(initial=0.0))
 
 

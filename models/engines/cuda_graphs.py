@@ -129,7 +129,7 @@ class Graphs:
         except Exception as error:
             if not out_of_memory(error):
                 raise
-        # Not in the block above: until its end the error's frames keep the memory that the program had allocated.
+        # The second try follows the `except` block: inside of it the error still keeps the memory of the first try.
         if captured is None:
             give_back_cached_memory()  # a pool takes none of it; other models lose theirs where there is no other
             captured = self._capture(inputs)

@@ -51,7 +51,7 @@ def _measured(measure: Callable[[Engine, Parts], int], engine: Engine, parts: Pa
     except Exception as error:
         if not out_of_memory(error):
             raise
-    # Not in the block above: until its end the error's frames keep the memory that the run had allocated.
+    # The memory is given back after the `except` block: inside of it the error still keeps what the run allocated.
     give_back_cached_memory()
     return None
 

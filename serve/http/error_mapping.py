@@ -334,7 +334,7 @@ def body_for(
         "status": status,
         "detail": message,
         "code": code,
-        # The same once more where OpenAI's clients look for it; they show nothing else.
+        # OpenAI's clients read and show only ``error``, so it repeats the message and the code.
         "error": {"message": message, "type": code, "code": code, "param": param},
     }
     return orjson.dumps(problem), "application/problem+json"
