@@ -12,6 +12,7 @@ from .engine import BRIEF_SECONDS, Engine, InBackground
 if TYPE_CHECKING:
     from .staging import Staging
 
+_LONG_SECONDS, _MOST_RUNS = 50 * BRIEF_SECONDS, 10  # to tell whether a batch is brief
 _COPIED_UNDER_LOCK = 500  # elements: NPY_BEGIN_THREADS_THRESHOLDED in numpy's copies
 
 
@@ -28,7 +29,7 @@ class StagedEngine(Engine):
             return
         self.run(parts)
         if self.device == "cpu" and self.setup.threads == 1:
-            self.brief = seconds_of(lambda: self.run(parts))[0] < BRIEF_SECONDS
+            self.brief = is_brief(lambda: self.run(parts))
 
     def _staged(self, staging: "Staging", parts: Sequence[Sequence[np.ndarray]]) -> InBackground:
         staged = staging.launch(parts)
@@ -43,18 +44,22 @@ def run_in_every_slot(engine: Engine, parts: Sequence[Sequence[np.ndarray]]) -> 
             under_way.callback(engine.launch(parts).wait)
 
 
-def seconds_of(run: Callable[[], object], budget_s: float = 0.15) -> list[float]:
-    """Seconds of up to nine runs after one that is not counted, within about ``budget_s``: the shortest first.
+def is_brief(run: Callable[[], object]) -> bool:
+    """True if one of a few runs takes less than `BRIEF_SECONDS`: other programs may make the others longer.
 
-    The shortest is the program's own time; other programs made the others longer.
+    A batch of which two runs in a row take `_LONG_SECONDS` is not run again: such batches load several times as fast.
     """
-    run()
-    times: list[float] = []
-    while len(times) < 3 or (len(times) < 9 and sum(times) < budget_s):
-        start = time.perf_counter()
+    was_long = False
+    for _ in range(_MOST_RUNS):
+        began_s = time.perf_counter()
         run()
-        times.append(time.perf_counter() - start)
-    return sorted(times)
+        taken_s = time.perf_counter() - began_s
+        if taken_s < BRIEF_SECONDS:
+            return True
+        if was_long and taken_s >= _LONG_SECONDS:
+            return False
+        was_long = taken_s >= _LONG_SECONDS
+    return False
 
 
 def joined(parts: Sequence[np.ndarray]) -> np.ndarray:

@@ -15,8 +15,8 @@ import torch
 
 from ..pictures.pixels import Picture
 from ..spec.spec import ModelSpec, TensorSpec
-from .engine import BRIEF_SECONDS, Engine
-from .staged_engine import joined, seconds_of
+from .engine import Engine
+from .staged_engine import is_brief, joined
 from .torch_engine import TorchEngine
 
 
@@ -131,7 +131,7 @@ class _OnHost(Engine):
     def warm_up(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
         """Warm up the engine behind, and where that is brief, find out whether it still is with the conversion."""
         self._engine.warm_up(self._wide(parts))
-        self.brief = self._engine.brief and seconds_of(lambda: self.run(parts))[0] < BRIEF_SECONDS
+        self.brief = self._engine.brief and is_brief(lambda: self.run(parts))
 
     def run(self, parts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
         began_ns = time.monotonic_ns()

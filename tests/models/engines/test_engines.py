@@ -14,6 +14,7 @@ import pytest
 import torch
 from halfeven.exporters.torch.onnx_form.export import write_onnx
 from halfeven.models.archive.archive import save_program
+from halfeven.models.engines import staged_engine
 from halfeven.models.engines.arrays import to_numpy, to_torch
 from halfeven.models.engines.cpu.in_place import write_in_place
 from halfeven.models.engines.cpu.one_product import make_one_product
@@ -22,7 +23,7 @@ from halfeven.models.engines.device_choice import resolve_device
 from halfeven.models.engines.engine import Engine
 from halfeven.models.engines.load import load_half, load_original
 from halfeven.models.engines.onnx_engine import OnnxEngine
-from halfeven.models.engines.staged_engine import joined
+from halfeven.models.engines.staged_engine import is_brief, joined
 from halfeven.models.engines.torch_engine import TorchEngine
 from halfeven.models.errors import BadSetting, DamagedFile, EngineFailed
 from halfeven.models.program import runnable
@@ -418,3 +419,25 @@ def test_only_what_nobody_reads_again_is_written_over() -> None:
         found = module(x)
     assert torch.equal(x, before)
     assert all(torch.equal(one, other) for one, other in zip(found, captured.run(x), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("runs_s", "counted", "brief"),
+    [
+        ([2e-2, 2e-2, 5e-5], 2, False),  # two long runs in a row
+        ([2e-2, 5e-5], 2, True),  # another program made one run long
+        ([2e-2, 2e-4, 2e-2, 2e-4, 5e-5], 5, True),
+        ([2e-4] * 20, 10, False),
+    ],
+)
+def test_a_batch_is_brief_if_one_of_few_runs_is(
+    runs_s: list[float], counted: int, brief: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran, now = list[float](), [0.0]
+
+    def run() -> None:
+        ran.append(runs_s[len(ran)])
+        now[0] += ran[-1]
+
+    monkeypatch.setattr(staged_engine.time, "perf_counter", lambda: now[0])
+    assert (is_brief(run), len(ran)) == (brief, counted)
