@@ -1,7 +1,6 @@
 """A roster whose batchers answer at once (or when told to), and a real server around it in a thread."""
 
 import asyncio
-import gc
 import json
 import ssl
 import threading
@@ -32,6 +31,8 @@ from halfeven.serve.http.connection.hot_protocol import HotProtocol
 from halfeven.serve.http.connection.polite_server import PoliteServer
 from halfeven.serve.http.routes.app import History, build_app
 from halfeven.serve.http.routes.infer import InferFront
+from halfeven.serve.versions import roster as roster_file
+from halfeven.serve.versions.loading import release
 
 from tests.patience import PATIENCE_S
 from tests.specs import tensor
@@ -43,19 +44,20 @@ GOOD = json.dumps(ASKED).encode()
 
 
 @pytest.fixture
-def whole_heap() -> None:
-    """Switch `small_heap` off, for a test that checks that the memory of a closed engine is freed."""
+def memory_is_given_back() -> None:
+    """Switch `nothing_is_given_back` off, for a test that checks that the memory of a closed engine is freed."""
 
 
 @pytest.fixture(autouse=True)
-def small_heap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The garbage collection after a load (`release.take_out_of_sight`) skips pytest's objects and earlier tests'.
+def nothing_is_given_back(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No server of a test's own process looks through its objects and its mapped files after a load.
 
-    The server unfreezes all objects of its process first, so that the collector visits them. In a test process pytest
-    has millions of objects: visiting them takes 39 of the 46 s of loading/test_ready.py in a run of all tests.
+    A server does so in 80 ms. In a test process, with pytest's millions of objects, it was a twentieth of a run's time.
     """
-    if "whole_heap" not in request.fixturenames:
-        monkeypatch.setattr(gc, "unfreeze", lambda: None)
+    if "memory_is_given_back" not in request.fixturenames:
+        for module in (roster_file, release):
+            for name in ("take_out_of_sight", "let_go_of_files"):
+                monkeypatch.setattr(module, name, lambda: None)
 
 
 @pytest.fixture

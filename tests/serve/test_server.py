@@ -175,7 +175,7 @@ def test_weights_that_a_gate_refused_serve_in_no_precision(store: Store, tmp_pat
         assert roster.find("digits").prepared.version == "3"
 
 
-@pytest.mark.usefixtures("whole_heap")
+@pytest.mark.usefixtures("memory_is_given_back")
 def test_an_engine_that_was_replaced_gives_its_weights_back(store: Store) -> None:
     with serving(store, keep_previous_seconds=0.0) as (_, roster):
         engine = roster.find("digits").prepared.engine

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from halfeven.serve.versions.traffic.recent import Bin
 
 from tests.patience import PATIENCE_S
-from tests.serve.versions.traffic.conftest import nothing_is_collected as nothing_is_collected
 from tests.serve.versions.traffic.conftest import store as store
 from tests.serve.versions.traffic.conftest import versions as versions
 

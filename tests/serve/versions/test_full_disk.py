@@ -8,7 +8,6 @@ from halfeven.models.store.store import Store
 from tests.models.full_disk import fill_the_disk
 from tests.patience import until
 from tests.serve.versions.traffic.conftest import Versions, call, infer, serving
-from tests.serve.versions.traffic.conftest import nothing_is_collected as nothing_is_collected
 from tests.serve.versions.traffic.conftest import store as store
 from tests.serve.versions.traffic.conftest import versions as versions
 

@@ -16,7 +16,6 @@ from halfeven.serve.versions.readiness import Readiness
 from tests.patience import until
 from tests.serve.conftest import ASKED
 from tests.serve.versions.traffic.conftest import Versions, call, infer, publish, serving, spec
-from tests.serve.versions.traffic.conftest import nothing_is_collected as nothing_is_collected
 from tests.serve.versions.traffic.conftest import store as store
 from tests.serve.versions.traffic.conftest import versions as versions
 

@@ -22,7 +22,6 @@ from halfeven.serve.bench.callers import BenchTraffic
 from halfeven.serve.server import build
 from halfeven.serve.settings import Settings
 from halfeven.serve.versions import roster as roster_file
-from halfeven.serve.versions.loading import release
 from halfeven.serve.versions.orders import events
 from halfeven.serve.versions.roster import Roster
 
@@ -98,13 +97,6 @@ class Versions:
         self.halves[number], self.originals[number] = half, original
         digest, probe = version.manifest["digest"], [np.ones((1, 4), np.float32)]
         return PreparedVersion(str(number), digest, "fp16", half, "made up", original, probe=probe)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server collects garbage after each load and unload: 80 ms there, and half a second in the heap of all tests."""
-    for module in (roster_file, release):
-        monkeypatch.setattr(module, "take_out_of_sight", lambda: None)
 
 
 @pytest.fixture

@@ -210,7 +210,6 @@ def test_an_alias_that_moved_on_while_its_version_was_made_ready_is_not_obeyed(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("whole_heap")
 def test_swaps_rollbacks_loads_and_unloads_under_traffic_fail_nobody_and_leave_nothing(
     store: Store, versions: Versions, caplog: pytest.LogCaptureFixture
 ) -> None:
