@@ -12,12 +12,13 @@ GPU_SECONDS := 540
 # Else each of the hundreds of processes that the tests start would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo docs test test-all check lint types reference resolves peers browser real kernels sbom gpu gpu-prepare gpu-rehearse weights clean
+.PHONY: help venv demo docs test test-part test-all check lint types reference resolves peers browser real kernels sbom gpu gpu-prepare gpu-rehearse weights clean
 
 help:
 	@echo "make demo      installs the package alone; the whole story on real digits, under two minutes after that"
 	@echo "make test      the tests but the slow ones, in minutes; those that need a GPU are skipped without one"
-	@echo "make check     what CI runs: form, types, dependencies, all tests, the slow ones too"
+	@echo "make check     what CI runs: form, types, dependencies, the tests and half of the slow ones, by turns"
+	@echo "make test-all  all tests, in half an hour"
 	@echo "make reference  the pages that are made from the code (docs/reference, docs/commands.md)"
 	@echo "make docs      the documentation as a site, in site/; a broken link ends it"
 	@echo "make peers     other projects' clients, which the conformance tests drive where they are (make check has them)"
@@ -57,7 +58,7 @@ demo: $(ALONE)
 
 # Torch would start a thread for each core in each test process; so many threads mostly wait for each other. On two
 # cores the tests take half as long again with them.
-test test-all: export OMP_NUM_THREADS := 1
+test test-part test-all: export OMP_NUM_THREADS := 1
 
 test: $(READY)
 	$(BIN)/python -m pytest --workers auto -m "not slow"
@@ -70,8 +71,12 @@ check:
 	$(MAKE) --no-print-directory -j 2 -O lint peers
 	@nice -n 10 $(MAKE) --no-print-directory types kernels resolves > $(VENV)/beside.txt 2>&1 & beside=$$!; \
 	  trap 'kill $$beside 2> /dev/null' EXIT; trap 'exit 130' INT TERM; \
-	  $(MAKE) --no-print-directory test-all; tests=$$?; \
+	  $(MAKE) --no-print-directory test-part; tests=$$?; \
 	  wait $$beside || { cat $(VENV)/beside.txt; exit 1; }; exit $$tests
+
+# Of the slow tests a run has half, by turns: all of them take half an hour on two cores.
+test-part: $(READY)
+	$(BIN)/python -m pytest --workers auto --durations=25 --part 2
 
 test-all: $(READY)
 	$(BIN)/python -m pytest --workers auto --durations=25

@@ -23,7 +23,7 @@ from tests import preloaded
 from tests.few_unseen import asks_few, set_unseen
 from tests.patience import PATIENCE_S
 
-pytest_plugins = ["tests.forked_workers"]
+pytest_plugins = ["tests.forked_workers", "tests.turns"]
 subprocess.Popen = preloaded.Popen
 for phase in ("connect", "read", "write", "pool"):  # a request without a limit of its own waits 5 s otherwise
     setattr(DEFAULT_TIMEOUT_CONFIG, phase, PATIENCE_S)

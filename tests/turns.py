@@ -1,0 +1,45 @@
+"""``pytest --part N``: the quick tests, and of the slow tests of each file one in N, which the run's seed draws.
+
+In CI the commit draws them (`slow.py`), so that every slow test has its turn. Without the option a run has them all.
+"""
+
+import hashlib
+import os
+from collections import Counter
+
+import pytest
+
+from tests.slow import EVERY_CASE
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of the slow tests of each file, run one in N by turns",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    part = 1 if EVERY_CASE else int(config.getoption("part") or 1)
+    seen, has_turn, others = Counter[str](), list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        file, is_slow = item.nodeid.partition("::")[0], item.get_closest_marker("slow") is not None
+        (has_turn if not is_slow or has_its_turn(file, seen[file], part) else others).append(item)
+        seen[file] += is_slow
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = has_turn
+
+
+def has_its_turn(file: str, place: int, part: int) -> bool:
+    """True if the slow test at this ``place`` of the file is one of this run's.
+
+    Not drawn by a checksum as `slow.turn` is: then a case that `slow.drawn` chooses with the first half of the numbers
+    would never meet the second half here.
+    """
+    seed = os.environ.get("HALFEVEN_TEST_CASES") or os.environ["HALFEVEN_TEST_SEED"]
+    first = int.from_bytes(hashlib.sha256(f"{seed} {file}".encode()).digest()[:8])
+    return (first + place) % part == 0
