@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 help:
 	@echo "make demo      installs the package alone; the whole story on real digits, under two minutes after that"
 	@echo "make test      the tests but the slow ones, in minutes; those that need a GPU are skipped without one"
-	@echo "make check     what CI runs: form, types, dependencies, the tests and half of the slow ones, by turns"
+	@echo "make check     what CI runs: form, types, dependencies, the tests and a third of the slow ones, by turns"
 	@echo "make test-all  all tests, in half an hour"
 	@echo "make reference  the pages that are made from the code (docs/reference, docs/commands.md)"
 	@echo "make docs      the documentation as a site, in site/; a broken link ends it"
@@ -74,9 +74,9 @@ check:
 	  $(MAKE) --no-print-directory test-part; tests=$$?; \
 	  wait $$beside || { cat $(VENV)/beside.txt; exit 1; }; exit $$tests
 
-# Of the slow tests a run has half, by turns: all of them take half an hour on two cores.
+# Of the slow tests a run has a third, by turns: all of them take half an hour on two cores.
 test-part: $(READY)
-	$(BIN)/python -m pytest --workers auto --durations=25 --part 2
+	$(BIN)/python -m pytest --workers auto --durations=25 --part 3
 
 test-all: $(READY)
 	$(BIN)/python -m pytest --workers auto --durations=25
