@@ -105,19 +105,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_protocol() -> Iterator[object]:
     """A test leaves logging as it was. With the level that a server sets, pytest would keep every record of
     later tests, and the objects in them, and the server's handler writes to a file that pytest has closed."""
-    handlers, level, levels = list(logging.root.handlers), logging.root.level, _levels()
+    handlers, levels = list(logging.root.handlers), _levels()
     try:
         return (yield)
     finally:
         logging.root.handlers[:] = handlers
-        logging.root.setLevel(level)
-        for name in _levels():
-            logging.getLogger(name).setLevel(levels.get(name, logging.NOTSET))
+        for name, changed in _levels().items():
+            if changed != levels.get(name, logging.NOTSET):  # to set one forgets what all loggers remember
+                logging.getLogger(name).setLevel(levels.get(name, logging.NOTSET))
 
 
-def _levels() -> dict[str, int]:
+def _levels() -> dict[str | None, int]:
+    """The level of each of our loggers, and of the root (None)."""
     names = [name for name in logging.root.manager.loggerDict if name.startswith("halfeven")]
-    return {name: logging.getLogger(name).level for name in names}
+    return {name: logging.getLogger(name).level for name in (None, *names)}
 
 
 @pytest.hookimpl(wrapper=True)
