@@ -231,7 +231,7 @@ class Starts:
 
     def rates(self, rounds: int) -> dict[str, float]:
         """The rate of each way: its servers' turns, each divided by the round's mean."""
-        turns, order = defaultdict[str, list[float]](list), list(self.ways)
+        relative, order = defaultdict[str, list[float]](list), list(self.ways)
         for _ in range(rounds):
             random.shuffle(order)
             taken = {}
@@ -240,13 +240,13 @@ class Starts:
                 server.rest()
             mean = statistics.mean(taken.values())
             for server, rate in taken.items():
-                turns[self.ways[server]].append(rate / mean)
-        for way, found in turns.items():
+                relative[self.ways[server]].append(rate / mean)
+        for way, found in relative.items():
             error = statistics.stdev(found) / len(found) ** 0.5
             print(
                 json.dumps({"way": way, "rate": statistics.mean(found), "error": error, "turns": len(found)})
             )
-        return {way: statistics.mean(found) for way, found in turns.items()}
+        return {way: statistics.mean(found) for way, found in relative.items()}
 
 
 @contextmanager

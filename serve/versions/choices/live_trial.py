@@ -18,7 +18,10 @@ _MANY, _LONGEST = 10, 3
 _BUSY = 0.7  # of a window: callers always wait
 # The traffic has changed in a round where the active way's two speeds differ by more than this ratio.
 STEADY = 1.5
-CLEAR = 1.25  # a rival that won no round has lost where not even a gain so many times as large would win
+# A rival that won no round has lost where not even a gain so many times as large would win. One whose gain would win
+# divided by it needs two rounds, any other three: by chance a setup that serves 0.9 times as fast seemed 1.12 times as
+# fast in two rounds in a row (tests/benchmarks/wrong_choices.py).
+CLEAR = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +80,15 @@ class LiveTrial:
     def verdict(
         self, before: Window, let_serve: Callable[[bool], None], wins: Callable[[float], bool]
     ) -> Steps[Verdict | None]:
-        """Let the rival and the active way serve in turns until two rounds in a row agree, or the rival has clearly
-        lost one and won none; None where there is too little traffic. The active way serves at the end. A round in
-        which the active way's own speed changed tells of the traffic, not of the rival: it speaks for nobody.
+        """Let the rival and the active way serve in turns until the rival has won two rounds in a row clearly, or
+        three, or has lost two in a row, or one clearly and won none. None where there is too little traffic. The active
+        way serves at the end. A round in which the active way's own speed changed tells of the traffic, not of the
+        rival: it speaks for nobody.
 
         ``before``: the active way's window just now. ``let_serve(True)`` lets the rival serve. ``wins``: whether a gain
         speaks for the rival.
         """
-        verdict = Verdict(live=True)
+        verdict, clear = Verdict(live=True), list[bool]()
         while verdict.rounds < MOST_ROUNDS:
             while wait_s := self.budget.wait_s(WINDOW_S):
                 yield wait_s
@@ -104,9 +108,10 @@ class LiveTrial:
                 continue
             best = max(live_gain(one, rival) for one in (before, after))
             verdict.outcomes.append(wins(verdict.gain))
+            clear.append(wins(verdict.gain / CLEAR))
+            verdict.wins = clear[-2:] == [True] * 2 or verdict.outcomes[-3:] == [True] * 3
             is_lost = not (any(verdict.outcomes) or wins(best * CLEAR))
-            if is_lost or verdict.outcomes[-2:] in ([True, True], [False, False]):
-                verdict.wins = verdict.outcomes[-1]
+            if verdict.wins or is_lost or verdict.outcomes[-2:] == [False] * 2:
                 break
             before = after
         return verdict

@@ -143,15 +143,17 @@ def fought_live(
 @pytest.mark.parametrize(
     ("gains", "won", "rounds"),
     [
-        ((1.2, 1.2), True, 2),
+        ((1.5, 1.5), True, 2),
+        ((1.2, 1.5, 1.2), True, 3),
         ((1.0, 1.0), False, 2),
-        ((1.2, 1.0, 1.2, 1.2), True, 4),
-        ((1.2, 1.0, 1.2, 1.0, 1.2), False, 5),
+        ((1.2, 1.0, 1.2, 1.2, 1.2), True, 5),
+        ((1.2, 1.0, 1.5, 1.5), True, 4),
+        ((1.2, 1.2, 1.0, 1.2, 1.2), False, 5),
         ((0.3,), False, 1),
     ],
-    ids=["better", "as good", "at last", "never twice", "hopeless"],
+    ids=["clear", "better", "as good", "at last", "clear at last", "never three times", "hopeless"],
 )
-def test_in_a_trial_two_rounds_of_live_traffic_have_to_agree(
+def test_in_a_trial_two_clear_rounds_of_live_traffic_or_three_have_to_agree(
     gains: tuple[float, ...], won: bool, rounds: int
 ) -> None:
     verdict, served = fought_live(*gains)
