@@ -1,4 +1,4 @@
-"""Cases of one claim: some in every run, the others marked ``slow``, so that only ``make check`` has them. Of long
+"""Cases of one claim: some in every run, the others marked ``slow``, so that ``make test`` leaves them out. Of long
 sweeps a run has a part of those, which its seed draws: every case has its turn, and HALFEVEN_EVERY_CASE=1 runs all.
 """
 

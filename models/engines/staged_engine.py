@@ -47,7 +47,7 @@ def run_in_every_slot(engine: Engine, parts: Sequence[Sequence[np.ndarray]]) -> 
 def is_brief(run: Callable[[], object]) -> bool:
     """True if one of a few runs takes less than `BRIEF_SECONDS`: other programs may make the others longer.
 
-    A batch of which two runs in a row take `_LONG_SECONDS` is not run again: such batches load several times as fast.
+    A batch of which two runs in a row take `_LONG_SECONDS` is not run again.
     """
     was_long = False
     for _ in range(_MOST_RUNS):
