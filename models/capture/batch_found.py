@@ -106,6 +106,9 @@ def _outcome(torch: ModuleType, call: Call, given: Named, inputs: dict[str, int]
         outputs[name] = fitting[0]
     axes = {"inputs": inputs, "outputs": outputs}
     gaps = [_gap(torch, call(taken(torch, given, inputs, range(2))), two, two)]
+    # A row alone and the same row in a pair may differ by too little to see, by chance.
+    pair = {name: tensor.narrow(outputs[name], 0, 2) for name, tensor in three.items()}
+    gaps.append(_gap(torch, pair, two, two))
     for row in range(2):
         among = {name: tensor.narrow(outputs[name], row, 1) for name, tensor in two.items()}
         gaps.append(_gap(torch, call(taken(torch, given, inputs, [row])), among, two))
