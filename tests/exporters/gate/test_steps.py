@@ -335,6 +335,8 @@ def test_a_half_may_answer_what_the_next_index_of_a_near_choice_leads_to_alone(
     model = parsed(f"g (float[n,12] x) => ({kind}[n,k] y) {{ a = Mul(x, one) {text} }}", weights)
     near, far = 2 * U, 40 * U  # of a largest magnitude of 1
     x = np.stack([random.permutation(np.linspace(-1, 1, 12)) for _ in range(32)]).astype(np.float32)
+    for row in x[:2]:  # of one near and one far choice the best is the class that a mask asks for
+        row[[7, row.argmax()]] = row[[row.argmax(), 7]]
     order = x.argsort(1)
     rows, (least, next_least, second, best) = np.arange(32), (order[:, place] for place in (0, 1, -2, -1))
     gap = np.where(rows % 2, near, far).astype(np.float32)
