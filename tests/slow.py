@@ -41,7 +41,12 @@ def one_in_turn(cases: Sequence[Case], place: int) -> Sequence[Case]:
 
 def turn() -> int:
     """The number that the run's seed draws; in CI, whose seed stays, that of the commit."""
-    return zlib.crc32((os.environ.get("HALFEVEN_TEST_CASES") or os.environ["HALFEVEN_TEST_SEED"]).encode())
+    return zlib.crc32(drawn_by().encode())
+
+
+def drawn_by() -> str:
+    """The commit in CI, the run's seed elsewhere."""
+    return os.environ.get("HALFEVEN_TEST_CASES") or os.environ["HALFEVEN_TEST_SEED"]
 
 
 def by_name(case: Any) -> Any:

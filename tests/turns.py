@@ -1,15 +1,15 @@
 """``pytest --part N``: the quick tests, and of the slow tests of each file one in N, which the run's seed draws.
 
-In CI the commit draws them (`slow.py`), so that every slow test has its turn. Without the option a run has them all.
+In CI the commit draws them (`slow.py`), so that every slow test has its turn. A run without the option has them all,
+and so has one with HALFEVEN_EVERY_CASE=1.
 """
 
 import hashlib
-import os
 from collections import Counter
 
 import pytest
 
-from tests.slow import EVERY_CASE
+from tests.slow import EVERY_CASE, drawn_by
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,6 +40,5 @@ def has_its_turn(file: str, place: int, part: int) -> bool:
     Not drawn by a checksum as `slow.turn` is: then a case that `slow.drawn` chooses with the first half of the numbers
     would never meet the second half here.
     """
-    seed = os.environ.get("HALFEVEN_TEST_CASES") or os.environ["HALFEVEN_TEST_SEED"]
-    first = int.from_bytes(hashlib.sha256(f"{seed} {file}".encode()).digest()[:8])
+    first = int.from_bytes(hashlib.sha256(f"{drawn_by()} {file}".encode()).digest()[:8])
     return (first + place) % part == 0

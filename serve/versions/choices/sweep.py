@@ -1,7 +1,8 @@
 """One sweep over a version that serves: its batch size, threads, passes and form, each beside what might be better.
 
-A rival that two rounds in a row found better takes the place of the engine that serves, between two batches. One engine
-more than those that serve is loaded at a time, on the calling thread, and closed afterwards.
+A rival that rounds in a row found better (two, or three of live traffic) takes the place of the engine that serves,
+between two batches. One engine more than those that serve is loaded at a time, on the calling thread, and closed
+afterwards.
 """
 
 import logging

@@ -20,7 +20,7 @@ from tests.slow import drawn, one_in_turn
 ROOT = Path(__file__).resolve().parents[3]
 # "zoo switch" branches by value: Inductor generates its bodies apart.
 ALL = [*BLOCKS, *(name for name in CORPUS if name.startswith("zoo ") and name != "zoo switch")]
-NETS = drawn(2, ALL)  # two is no part of the number of generations: each net meets each of them
+NETS = drawn(2, ALL)  # there are three generations: in some run each net is compiled for each of them
 ASKED = {name: one_in_turn(ARCHITECTURES, place) for place, name in enumerate(NETS)}
 
 pytestmark = [
