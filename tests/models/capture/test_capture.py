@@ -280,7 +280,7 @@ def test_a_folder_finds_its_own_files_whatever_they_are_called(captures: Capture
     captured = captures.captured("siblings")
     x = samples_of({"x": (4,)}, count=2)["x"]
     plain = answers(captures.captured("unbatched"), x[0])[0]
-    np.testing.assert_allclose(answers(captured, x)[0][0], plain * 2.0 + 0.5, rtol=1e-5)
+    np.testing.assert_allclose(answers(captured, x)[0][0], plain * 2.0 + 0.5, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow

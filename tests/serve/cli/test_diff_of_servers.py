@@ -128,7 +128,7 @@ def test_the_visible_file_declares_its_tensors_and_answers_as_before(tmp_path: P
     assert all(kind.elem_type and len(kind.shape.dim) == 2 for kind in outputs.values())
     x = {"x": np.random.normal(size=(3, 8)).astype(np.float32)}
     one, other = (np.asarray(loaded(file).run(["y"], x)[0]) for file in (a, written))
-    np.testing.assert_allclose(one, other, rtol=1e-5)
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def printed(*words: object) -> tuple[int, str]:
