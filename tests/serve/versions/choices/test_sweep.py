@@ -107,11 +107,15 @@ def given_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuned, "usable_cores", lambda: 4)
 
 
-@pytest.fixture
-def version(tmp_path: Path) -> Version:
-    with Store(tmp_path).draft("net") as draft:
+def published(root: Path) -> Version:
+    with Store(root).draft("net") as draft:
         draft.write_json("spec.json", SPEC.to_json())
         return draft.publish(LIVE, {"half": None, "parent": None})
+
+
+@pytest.fixture
+def version(tmp_path: Path) -> Version:
+    return published(tmp_path)
 
 
 @dataclass(eq=False)
@@ -326,19 +330,21 @@ def test_under_load_that_never_idles_a_planted_choice_is_replaced_within_so_many
         assert seconds <= 4 * SHORT_S or size == 32 or size == 1, (run, size, seconds)
 
 
-@pytest.mark.parametrize("seed", [random.randrange(1 << 32) for _ in range(8)])
-def test_on_a_processor_that_nobody_has_seen_a_choice_by_chance_is_replaced_within_a_minute(
-    seed: int, version: Version
-) -> None:
-    """0.9 of the best in 197 of 200; a way that is nearly as good, and two changes away from the best, may stay."""
-    chance = random.Random(seed)
-    processor = by_chance(chance)
-    slowest_s = 4 * processor.seconds(PLAIN_ONE, 1)  # a load chooses nothing slower
-    way = chance.choice([one for one in ways(processor) if processor.seconds(one, 1) <= slowest_s])
-    one = bench(version, processor, way, rows=chance.choice([0, 1, 32]), load_s=0.5)
-    one.busy = True
-    one.run_until(60.0)
-    assert one.share_of_best() >= 0.8, (processor, way, one.loaded.way, one.rows)
+def test_on_processors_that_nobody_has_seen_nearly_all_choices_by_chance_are_replaced(tmp_path: Path) -> None:
+    """Of 800 such processors, each under load from a way by chance, 784 served at 0.9 of the best or more after a
+    minute, and of 2,400 all but three at 0.8 after a minute and a half. A way that is nearly as good, and two changes
+    away from the best, may stay."""
+    shares = dict[int, float]()
+    for seed in np.random.default_rng().integers(1 << 32, size=24).tolist():
+        chance = random.Random(seed)
+        processor = by_chance(chance)
+        slowest_s = 4 * processor.seconds(PLAIN_ONE, 1)  # a load chooses nothing slower
+        way = chance.choice([one for one in ways(processor) if processor.seconds(one, 1) <= slowest_s])
+        one = bench(published(tmp_path / str(seed)), processor, way, chance.choice([0, 1, 32]), load_s=0.5)
+        one.busy = True
+        one.run_until(60.0)
+        shares[seed] = one.share_of_best()
+    assert sum(share < 0.9 for share in shares.values()) <= 4, shares
 
 
 @pytest.mark.parametrize(
