@@ -175,7 +175,7 @@ class Bench:
             if pause == WINDOW_S and self.loaded.lender is None:
                 self.rates.append((self.pauses.count(WINDOW_S), self.share_of_best()))
             self.serve(pause) if self.busy else self.pass_by(pause)
-            # What was begun is ended: a run, or a window of few batches, which is up to three times as long.
+            # A run that was begun is ended, and so is a window, which with few batches is up to three times as long.
             ended_s = 4 * SHORT_S * self.world.processor.cores + 2 * WINDOW_S
             assert self.budget.spent_s <= 0.02 * self.world.now + 15.0 + ended_s
         steps.close()
@@ -332,9 +332,9 @@ def test_under_load_that_never_idles_a_planted_choice_is_replaced_within_so_many
 
 
 def test_on_processors_that_nobody_has_seen_nearly_all_choices_by_chance_are_replaced(tmp_path: Path) -> None:
-    """Of 800 such processors, each under load from a way by chance, 784 served at 0.9 of the best or more after a
-    minute, and of 2,400 all but three at 0.8 after a minute and a half. A way that is nearly as good, and two changes
-    away from the best, may stay."""
+    """The server may need more than a minute: 784 of 800 served at 0.9 of the best or more after one, and all but three
+    of 2,400 at 0.8 after a minute and a half. A way that is nearly as good, and two changes away from the best, may
+    stay."""
     shares = dict[int, float]()
     for seed in np.random.default_rng().integers(1 << 32, size=24).tolist():
         chance = random.Random(seed)
