@@ -134,6 +134,7 @@ class Bench:
     # Each has the turns so far, and the share of the best then.
     rates: list[tuple[int, float]] = field(default_factory=list)
     busy: bool = False  # live batches never end: one runs before each step
+    over_s: float = 0.0  # that may be spent beyond the budget's rule
     callers: int = 64  # that wait: a batch has no more rows than they send
     # A live batch takes so many times as long beside the callers' programs.
     beside: Callable[[Way], float] = lambda way: 1.0
@@ -175,9 +176,8 @@ class Bench:
             if pause == WINDOW_S and self.loaded.lender is None:
                 self.rates.append((self.pauses.count(WINDOW_S), self.share_of_best()))
             self.serve(pause) if self.busy else self.pass_by(pause)
-            # A run that was begun is ended, and so is a window, which with few batches is up to three times as long.
-            ended_s = 4 * SHORT_S * self.world.processor.cores + 2 * WINDOW_S
-            assert self.budget.spent_s <= 0.02 * self.world.now + 15.0 + ended_s
+            rule_s = 0.02 * self.world.now + 15.0 + self.over_s
+            assert self.budget.spent_s <= rule_s + 4 * SHORT_S * self.world.processor.cores
         steps.close()
         return False
 
@@ -343,6 +343,9 @@ def test_on_processors_that_nobody_has_seen_nearly_all_choices_by_chance_are_rep
         way = chance.choice([one for one in ways(processor) if processor.seconds(one, 1) <= slowest_s])
         one = bench(published(tmp_path / str(seed)), processor, way, chance.choice([0, 1, 32]), load_s=0.5)
         one.busy = True
+        one.over_s = (
+            2 * WINDOW_S
+        )  # a window with few batches is up to three times as long as the budget allowed
         one.run_until(60.0)
         shares[seed] = one.share_of_best()
     assert sum(share < 0.9 for share in shares.values()) <= 4, shares
